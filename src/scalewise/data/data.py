@@ -1,0 +1,38 @@
+"""The samples of a workload, decoded into tensors or read one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What the user asked for: where the data lies, how much of it, and the seed for what is generated."""
+
+    folder: Path | None = None
+    """`--data`: a folder or file; None means the environment, the cache, or generated samples."""
+    samples: int | None = None
+    """`--samples`: use only the first so many."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples and where they came from. At least one of `tensors` and `items` is there."""
+
+    source: str
+    """Said in every output: 'synthetic speech', '2,000 recordings in DIR'."""
+    tensors: tuple[Tensor, Tensor] | None = None
+    """All inputs and all targets, first dimension the sample."""
+    items: Dataset[Any] | None = None
+    """The same samples read (and decoded) one at a time, as `--load files` does."""
+
+    def __len__(self) -> int:
+        if self.tensors is not None:
+            return len(self.tensors[0])
+        return len(self.items)  # type: ignore[arg-type]
