@@ -1,0 +1,104 @@
+"""The launcher's side of a task: an answer from every rank, or the first cause of why there is none."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from scalewise.session.agent import Agent
+from scalewise.session.failure import SYMPTOMS, Failure, first_cause, from_exit, from_silence, to_exception
+from scalewise.session.rank import SHOW_STACK
+
+OnReport = Callable[[int, Any], None]
+
+# After the first failure the launcher listens on, because the news of a death may come after its consequences,
+# and a rank that waits may have begun to do so later than its peers.
+_SETTLE_SECONDS = 0.3
+_SETTLE_SYMPTOM_SECONDS = 3.0
+_STACK_SECONDS = 0.3
+
+
+class Answers:
+    """One task's answers as they come in."""
+
+    def __init__(self, agent: Agent, channels: Sequence[Connection], timeout_seconds: float) -> None:
+        self._agent = agent
+        self._channels = channels
+        self._timeout_seconds = timeout_seconds
+        self._results: dict[int, Any] = {}
+        self._failures: list[Failure] = []
+        self._gone: list[int] = []
+        self._deadline: float | None = None
+
+    def gather(self, on_report: OnReport | None = None) -> list[Any]:
+        """All results by rank; from the first one on, the timeout counts for ranks that neither finish nor report."""
+        while self._awaited() or self._gone:
+            pending = {self._channels[rank]: rank for rank in self._awaited()}
+            patience_seconds = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            ready = wait([*pending, self._agent.ended], patience_seconds)
+            heard = [rank for channel, rank in pending.items() if channel in ready]
+            for rank in heard:
+                self._hear(rank, on_report)
+            if not heard:
+                # Only now: what ranks said before they ended explains more than how they ended.
+                self._failures += self._ended() if ready else self._overdue()
+                break
+        if self._failures:
+            raise to_exception(first_cause(self._failures))
+        return [self._results[rank] for rank in range(len(self._channels))]
+
+    def expect(self, seconds: float) -> None:
+        """Start the clock before anyone has answered."""
+        self._deadline = time.monotonic() + seconds
+
+    def _awaited(self) -> list[int]:
+        heard_of = {*self._results, *self._gone, *(failure.rank for failure in self._failures)}
+        return [rank for rank in range(len(self._channels)) if rank not in heard_of]
+
+    def _hear(self, rank: int, on_report: OnReport | None) -> None:
+        try:
+            kind, value = pickle.loads(self._channels[rank].recv_bytes())
+        except (EOFError, ConnectionError):
+            self._gone.append(rank)
+            self._listen_on(_SETTLE_SYMPTOM_SECONDS)
+            return
+        if kind == "failure":
+            self._failures.append(value)
+            self._listen_on(_SETTLE_SYMPTOM_SECONDS if value.kind in SYMPTOMS else _SETTLE_SECONDS)
+            return
+        if kind == "result":
+            self._results[rank] = value
+        elif on_report is not None:
+            on_report(rank, value)
+        if self._results and not self._failures and not self._gone:
+            self.expect(self._timeout_seconds)
+
+    def _listen_on(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self._deadline = until if self._deadline is None else min(self._deadline, until)
+
+    def _ended(self) -> list[Failure]:
+        exits = self._agent.exits()
+        return [from_exit(rank, code) for rank, code in exits.items()] or [from_exit(rank, None) for rank in self._gone]
+
+    def _overdue(self) -> list[Failure]:
+        if self._gone:
+            return [from_exit(rank, None) for rank in self._gone]
+        silent = self._awaited()
+        explained = any(failure.kind not in SYMPTOMS for failure in self._failures)
+        waited_for = not self._failures or any(failure.kind == "timeout" for failure in self._failures)
+        if explained or not waited_for or not silent:
+            return []
+        return [from_silence(silent, self._timeout_seconds, "".join(map(self._stack, silent)))]
+
+    def _stack(self, rank: int) -> str:
+        """Where a silent rank is: its signal handler writes that to the channel, as plain text, without the interpreter."""
+        self._agent.signal(SHOW_STACK, rank)
+        channel, stack = self._channels[rank], b""
+        while wait([channel], _STACK_SECONDS) and (piece := os.read(channel.fileno(), 65536)):
+            stack += piece
+        return f"rank {rank}:\n{stack.decode(errors='replace')}" if stack else ""

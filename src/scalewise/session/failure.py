@@ -1,0 +1,102 @@
+"""What went wrong on which rank, and which of several failures was the cause of the others."""
+
+from __future__ import annotations
+
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from scalewise.errors import RunFailed, UserError
+
+Kind = Literal["died", "hang", "user", "oom", "error", "timeout", "lost"]
+
+# A rank that dies breaks its peers' connections, one that hangs makes them time out: the symptoms come last.
+_CAUSES_FIRST: tuple[Kind, ...] = ("died", "user", "oom", "error", "hang", "timeout", "lost")
+SYMPTOMS: frozenset[Kind] = frozenset({"timeout", "lost"})
+
+# gloo and NCCL raise plain RuntimeErrors: their words are all there is to go by.
+_TIMEOUT_WORDS = ("timed out", "timeout", "wait timeout")
+_LOST_WORDS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "remote process exited",
+)
+_MEMORY_WORDS = ("defaultcpuallocator: can't allocate memory", "not enough memory")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's failure, light enough to travel; `seconds` is the machine's monotonic clock."""
+
+    rank: int
+    kind: Kind
+    sentence: str
+    details: str = ""
+    seconds: float = field(default_factory=time.monotonic)
+
+
+class RankFailed(RunFailed):
+    """A rank died, hung or raised; `details` is its traceback where there is one."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.sentence)
+        self.rank = failure.rank
+        self.kind = failure.kind
+        self.details = failure.details
+
+
+def from_exception(rank: int, error: BaseException) -> Failure:
+    """Called where the error is handled, on the rank itself."""
+    kind = _kind_of(error)
+    message = str(error).strip().partition("\n")[0]
+    what = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    sentences = {"user": message, "oom": f"rank {rank} ran out of memory: {what}"}
+    details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return Failure(rank, kind, sentences.get(kind, f"rank {rank} failed: {what}"), details)
+
+
+def from_exit(rank: int, code: int | None) -> Failure:
+    """A rank whose process ended by itself; the code is negative for a signal, None if nobody saw it."""
+    if code is None or code == 0:
+        return Failure(rank, "died", f"rank {rank} ended without an answer")
+    if code > 0:
+        return Failure(rank, "died", f"rank {rank} exited with code {code}")
+    name = signal.strsignal(-code) or "unknown"
+    return Failure(rank, "died", f"rank {rank} was killed (signal {-code})", details=name)
+
+
+def from_silence(ranks: Sequence[int], timeout_seconds: float, details: str) -> Failure:
+    """Ranks that are alive and do not answer."""
+    names = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    return Failure(ranks[0], "hang", f"{names} did not answer within {timeout_seconds:g} s", details)
+
+
+def first_cause(failures: Sequence[Failure]) -> Failure:
+    """The failure that explains the others: by kind, then by time."""
+    return min(failures, key=lambda failure: (_CAUSES_FIRST.index(failure.kind), failure.seconds))
+
+
+def to_exception(failure: Failure) -> Exception:
+    """Bad input found by a rank is bad input still."""
+    return UserError(failure.sentence) if failure.kind == "user" else RankFailed(failure)
+
+
+def _kind_of(error: BaseException) -> Kind:
+    words = str(error).lower()
+    if isinstance(error, UserError):
+        return "user"
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in words for word in _MEMORY_WORDS):
+        return "oom"
+    if isinstance(error, (RuntimeError, OSError)):
+        if any(word in words for word in _TIMEOUT_WORDS):
+            return "timeout"
+        if isinstance(error, ConnectionError) or any(word in words for word in _LOST_WORDS):
+            return "lost"
+    return "error"

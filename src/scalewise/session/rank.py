@@ -1,0 +1,108 @@
+"""The life of a rank's process: settle in, do one task after another, and never outlive the launcher."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+
+from scalewise.session import hosts, quota
+from scalewise.session.failure import from_exception
+from scalewise.session.placement import Placement
+from scalewise.session.worker import Worker, join
+
+STOP = b""
+SHOW_STACK = signal.SIGUSR1
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What all ranks are told at birth."""
+
+    placement: Placement
+    channels: tuple[Connection, ...]
+    """Each rank's end of its pipe to the launcher. Inherited, not connected to: it works from any network namespace,
+    has no name that could be left behind, and nobody else can speak on it."""
+    hosts: tuple[hosts.Host, ...]
+    quotas: Mapping[int, Path]
+    environment: Mapping[str, str]
+
+
+def live(orders: Orders) -> None:
+    """Entry point of every rank under the elastic agent, which has set RANK, WORLD_SIZE and the store's address."""
+    die_with_launcher()
+    rank = int(os.environ["RANK"])
+    channel = orders.channels[rank]
+    for other in orders.channels:
+        if other is not channel:
+            other.close()
+    faulthandler.register(SHOW_STACK, file=channel.fileno(), all_threads=False)
+    # The launcher's stdout is for its one answer; whatever a rank prints is a log.
+    os.dup2(2, 1)
+    worker: Worker | None = None
+
+    def settle() -> int:
+        nonlocal worker
+        worker = _settle_in(orders, rank, channel)
+        return os.getpid()
+
+    _answer(channel, rank, settle)
+    while (message := channel.recv_bytes()) != STOP:
+        _answer(channel, rank, lambda order=message: _do(worker, order))
+    dist.destroy_process_group()
+
+
+def die_with_launcher() -> None:
+    """Have the kernel kill this process when the launcher is gone.
+
+    The parent of a rank is the forkserver, which ends when nobody holds its life line any more. Ranks inherit that line
+    from the launcher: letting go of it leaves the launcher as the only holder. The order matters: the forkserver cannot
+    end, and its end cannot be missed, before the line is let go.
+    """
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
+    # Ctrl-C reaches every process of the terminal, but it is the launcher that decides what follows.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _settle_in(orders: Orders, rank: int, channel: Connection) -> Worker:
+    os.environ.update(orders.environment)
+    host = orders.placement.host_of(rank)
+    interface = "lo"
+    if orders.hosts:
+        hosts.enter(orders.hosts[host])
+        interface = orders.hosts[host].interface
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
+    if rank in orders.quotas:
+        quota.join(orders.quotas[rank])
+    return join(orders.placement, rank, host, lambda report: channel.send_bytes(pickle.dumps(("report", report))))
+
+
+def _do(worker: Worker, order: bytes) -> object:
+    task, arguments = pickle.loads(order)
+    result = task(worker, *arguments)
+    if worker.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return result
+
+
+def _answer(channel: Connection, rank: int, work: Callable[[], object]) -> None:
+    """Plain pickle on purpose: multiprocessing's own would pass tensors by descriptors that die with this process."""
+    try:
+        answer = pickle.dumps(("result", work()))
+    except BaseException as error:
+        answer = pickle.dumps(("failure", from_exception(rank, error)))
+    channel.send_bytes(answer)

@@ -1,0 +1,59 @@
+"""One rank as a task sees it: its number, its device, its process group, and a way to report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from scalewise.session.cores import allowed_cores, core_order, cores_of, pin
+from scalewise.session.placement import Placement
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What every task is given; the default process group is ready."""
+
+    rank: int
+    world: int
+    device: torch.device
+    backend: str
+    """Of the process group: 'nccl' between GPUs, 'gloo' everywhere else."""
+    host: int
+    """Number of the host that the rank lives on."""
+    store: dist.Store
+    """Shared by all ranks, for tasks that need more than collectives; clear of the process group's own keys."""
+    report: Callable[[object], None]
+    """Send anything picklable to the launcher while the task runs."""
+
+
+def join(placement: Placement, local_rank: int, host: int, report: Callable[[object], None]) -> Worker:
+    """Take this process's device and join the others: RANK, WORLD_SIZE and the store are in the environment."""
+    device = _take_device(placement, local_rank)
+    backend = "nccl" if placement.device_kind == "cuda" else "gloo"
+    timeout = timedelta(seconds=placement.timeout_seconds)
+    store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", store),
+        rank=rank,
+        world_size=world,
+        timeout=timeout,
+        device_id=device if backend == "nccl" else None,
+    )
+    return Worker(rank, world, device, backend, host, dist.PrefixStore("tasks", store), report)
+
+
+def _take_device(placement: Placement, local_rank: int) -> torch.device:
+    if placement.device_kind == "cpu":
+        pin(cores_of(local_rank, placement.cores_per_device, core_order(allowed_cores())))
+        torch.set_num_threads(placement.cores_per_device)
+        return torch.device("cpu")
+    # Every slice is the whole of the GPU that its MPS daemon shows.
+    device = torch.device("cuda", 0 if placement.device_kind == "slice" else local_rank)
+    torch.cuda.set_device(device)
+    torch.set_num_threads(max(1, len(allowed_cores()) // placement.devices))
+    return device
