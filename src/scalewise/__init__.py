@@ -1,3 +1,36 @@
-"""Will more GPUs make your training faster? Train, measure and advise, without importing torch until it is needed."""
+"""Will more GPUs make your training faster? The verbs of the command line as functions, loaded when they are called."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scalewise.data.data import Data, DataRequest
+    from scalewise.errors import RunFailed, UserError
+    from scalewise.verbs.describe import describe
+    from scalewise.verbs.doctor import doctor
+    from scalewise.verbs.profile import profile
+    from scalewise.verbs.train import train
+    from scalewise.workloads.workload import Workload
 
 __version__ = "0.1.0"
+__all__ = ["Data", "DataRequest", "RunFailed", "UserError", "Workload", "describe", "doctor", "profile", "train"]
+
+_HOMES = {
+    "Data": "scalewise.data.data",
+    "DataRequest": "scalewise.data.data",
+    "RunFailed": "scalewise.errors",
+    "UserError": "scalewise.errors",
+    "Workload": "scalewise.workloads.workload",
+    "describe": "scalewise.verbs.describe",
+    "doctor": "scalewise.verbs.doctor",
+    "profile": "scalewise.verbs.profile",
+    "train": "scalewise.verbs.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'scalewise' has no attribute '{name}'")

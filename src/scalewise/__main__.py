@@ -1,0 +1,5 @@
+"""`python -m scalewise`, also under torchrun."""
+
+from scalewise.cli import main
+
+main()

@@ -1,0 +1,36 @@
+"""The list of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scalewise import __version__
+from scalewise.cli import data, describe, doctor, listing, profile, train
+
+app = typer.Typer(
+    name="scalewise",
+    help="Will more GPUs make your training faster? Train it, measure it, and see where the time goes.",
+    epilog="Example: scalewise train linear --batch 20 --epochs 2",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command(epilog="Example: scalewise train conv --batch 50 --epochs 3 --checkpoint conv.safetensors")(train.train)
+app.command(epilog="Example: scalewise describe unet:width=16")(describe.describe)
+app.command(epilog="Example: scalewise profile linear --batch 10,20,50 --out linear.profile.json")(profile.profile)
+app.command(epilog="Example: scalewise doctor --json")(doctor.doctor)
+app.command(epilog="Example: scalewise data speech")(data.data)
+app.command("list", epilog="Example: scalewise list workloads")(listing.listing)
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"scalewise {__version__}")
+        raise typer.Exit

@@ -1,0 +1,61 @@
+"""`scalewise list`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_format
+from typing import Annotated, Any, Literal
+
+import typer
+
+from scalewise.cli import options
+
+Kind = Literal["strategies", "workloads"]
+
+
+def listing(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    json: options.Json = False,
+) -> None:
+    """List the strategies or the built-in workloads, with their options."""
+    rows = {"strategies": _strategies, "workloads": _workloads}[kind]()
+    if json:
+        print(json_format.dumps({kind: rows}, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 3, 0, 0))
+    for title in ("name", "what it is", "options"):
+        table.add_column(title, overflow="fold", no_wrap=title == "name")
+    for row in rows:
+        about = row["summary"] if row.get("exact", True) else f"{row['summary']} (not exact)"
+        table.add_row(row["name"], about, ", ".join(f"{key}={value}" for key, value in row["options"].items()) or "-")
+    Console(highlight=False).print(table)
+
+
+def _strategies() -> list[dict[str, Any]]:
+    from scalewise.strategies.registry import STRATEGIES
+
+    return [
+        {
+            "name": name,
+            "summary": kind.summary,
+            "exact": kind().exact,
+            "options": dataclasses.asdict(kind()),  # type: ignore[call-overload]
+        }
+        for name, kind in STRATEGIES.items()
+    ]
+
+
+def _workloads() -> list[dict[str, Any]]:
+    from scalewise.workloads.catalogue import CATALOGUE
+
+    return [
+        {
+            "name": name,
+            "summary": entry.summary,
+            "options": {key: default for key, (default, _) in entry.options.items()},
+        }
+        for name, entry in CATALOGUE.items()
+    ]

@@ -1,0 +1,45 @@
+"""Options that several commands share, with one wording each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+WorkloadName = Annotated[
+    str,
+    typer.Argument(
+        metavar="WORKLOAD",
+        help="A built-in name with options (linear, unet:width=16; see `scalewise list workloads`), "
+        "path/to/file.py:function, or package.module:function.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on stdout.")]
+DeviceKind = Annotated[
+    Literal["auto", "cpu", "cuda", "slice"],
+    typer.Option("--device-kind", help="cpu: a core per device. cuda: a GPU per device. slice: parts of one GPU."),
+]
+DataPath = Annotated[
+    Path | None, typer.Option("--data", help="Folder or file with the data; else found or generated.", show_default=False)
+]
+Samples = Annotated[
+    int | None, typer.Option("--samples", min=1, help="Use only the first so many samples.", show_default=False)
+]
+InputShape = Annotated[
+    str | None,
+    typer.Option("--input", metavar="3x224x224", help="What one sample of your nn.Module looks like.", show_default=False),
+]
+Classes = Annotated[
+    int | None, typer.Option("--classes", min=1, help="How many classes your nn.Module tells apart.", show_default=False)
+]
+Precision = Annotated[
+    Literal["fp32", "tf32", "bf16"], typer.Option("--precision", help="What the matrix units compute in.")
+]
+Execution = Annotated[
+    Literal["eager", "graph", "auto"], typer.Option("--execution", help="graph: the whole step as one CUDA graph.")
+]
+Load = Annotated[
+    str, typer.Option("--load", help="auto, device, stream:workers=4, or files (every sample from its file, each epoch).")
+]

@@ -1,0 +1,56 @@
+"""`scalewise profile`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scalewise.cli import options
+from scalewise.cli.lists import whole_numbers
+from scalewise.cli.options import WorkloadName
+
+
+def profile(
+    workload: WorkloadName,
+    batch: Annotated[str, typer.Option(help="Per-device batches, a comma list.")] = "10,20,50,100",
+    out: Annotated[Path | None, typer.Option(help="Write the profile to this file.", show_default=False)] = None,
+    device_kind: options.DeviceKind = "auto",
+    data: options.DataPath = None,
+    samples: options.Samples = None,
+    input: options.InputShape = None,
+    classes: options.Classes = None,
+    precision: options.Precision = "fp32",
+    execution: options.Execution = "auto",
+    load: options.Load = "auto",
+    json: options.Json = False,
+) -> None:
+    """Time one device on a workload: seconds of load, forward, backward and update at each batch."""
+    sizes = whole_numbers("--batch", batch)
+    from rich.console import Console
+
+    from scalewise.cli.output import show
+    from scalewise.results.units import seconds_text
+    from scalewise.verbs.profile import profile as verb
+
+    with Console(stderr=True, quiet=not sys.stderr.isatty()).status("profiling") as status:
+        result = verb(
+            workload,
+            batch=sizes,
+            device_kind=device_kind,
+            precision=precision,
+            execution=execution,
+            load=load,
+            data=data,
+            samples=samples,
+            input_shape=input,
+            classes=classes,
+            on_batch=lambda cost: status.update(f"batch {cost.batch}: {seconds_text(cost.seconds)} per step; next"),
+        )
+    if out:
+        result.write(out)
+    show(result, json)
+    if out and not json:
+        print(f"\nwritten to {out}")

@@ -1,0 +1,46 @@
+"""Progress on stderr: a bar for people, nothing when piped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from scalewise.training.loop import Report
+
+
+@contextmanager
+def training_bar(batch: int) -> Iterator[Callable[[Report], None] | None]:
+    """A callback for the reports of a run: steps, samples per second, loss, time left."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f} steps"),
+        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("starting", total=None, rate="", loss="")
+
+        def told(report: Report) -> None:
+            speed = progress.tasks[0].speed
+            progress.update(
+                bar,
+                description=f"epoch {report.epoch + 1}",
+                completed=report.steps_done,
+                total=report.steps,
+                rate=f"{speed * batch:,.0f} samples/s" if speed else "",
+            )
+            if report.loss is not None:
+                progress.update(bar, loss=f"loss {report.loss:.3f}")
+
+        yield told

@@ -1,0 +1,65 @@
+"""What an engine is: a strategy running for real on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from scalewise.data.data import Data
+from scalewise.step.clock import Clock
+from scalewise.step.feed import Feed
+from scalewise.step.settings import Settings
+from scalewise.workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an engine runs: its rank among how many, and on which device."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that an engine is built from."""
+
+    workload: Workload
+    data: Data
+    settings: Settings
+    place: Place
+    clock: Clock
+
+    @property
+    def optimizer(self) -> str:
+        return self.settings.optimizer or self.workload.optimizer
+
+    @property
+    def learning_rate(self) -> float:
+        return self.settings.learning_rate or self.workload.learning_rate
+
+
+class Engine(Protocol):
+    """Built once per run; `start_epoch` is told the whole epoch, `step` does its next batch."""
+
+    model: nn.Module
+    """The plain module with this rank's weights (not a wrapper of it)."""
+    optimizer: torch.optim.Optimizer
+    feed: Feed
+    execution: str
+
+    def start_epoch(self, batches: list[Tensor]) -> None:
+        """Rows of every global batch still to come in this epoch."""
+        ...
+
+    def step(self) -> None:
+        """One update; never waits for the device."""
+        ...
+
+    def losses(self) -> Tensor:
+        """The mean loss of each global batch since `start_epoch`, before its update. Waits for the device."""
+        ...

@@ -1,0 +1,18 @@
+"""The names under which a step accounts for its seconds, in the order they are shown."""
+
+PHASES = (
+    "load",
+    "scatter",
+    "pull",
+    "broadcast",
+    "receive",
+    "forward",
+    "gather",
+    "loss",
+    "backward",
+    "reduce",
+    "push",
+    "send",
+    "update",
+    "idle",
+)

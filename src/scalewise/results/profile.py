@@ -1,0 +1,110 @@
+"""What one device costs on one workload: a JSON file, written with torch, read without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from scalewise.atomic import write_atomically
+from scalewise.errors import UserError
+from scalewise.results.printable import Printable
+from scalewise.results.units import bytes_text, seconds_text
+
+
+class LayerCost(BaseModel):
+    """One layer, per sample."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    parameter_bytes: NonNegativeInt
+    activation_bytes: NonNegativeInt
+    flops: NonNegativeInt
+
+
+class StepCost(BaseModel):
+    """Seconds of one step at one per-device batch; the loss counts as forward."""
+
+    model_config = ConfigDict(frozen=True)
+
+    batch: PositiveInt
+    forward: NonNegativeFloat
+    backward: NonNegativeFloat
+    update: NonNegativeFloat
+    load: NonNegativeFloat
+    ready: tuple[float, ...] = ()
+    """When, as a fraction of backward, each parameter's gradient is complete, in order of completion."""
+    step_seconds: NonNegativeFloat | None = None
+    """The median measured step, which the parts sum to."""
+    peak_memory_bytes: NonNegativeInt | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.load + self.forward + self.backward + self.update
+
+
+class ProfileDocument(BaseModel):
+    """The file format."""
+
+    model_config = ConfigDict(frozen=True)
+
+    workload: str
+    device: str
+    execution: str
+    samples_per_epoch: PositiveInt
+    parameter_bytes: NonNegativeInt
+    layers: tuple[LayerCost, ...]
+    steps: tuple[StepCost, ...]
+    precision: str = "fp32"
+    data: str = ""
+    versions: dict[str, str] = {}
+
+
+class Profile(Printable):
+    """A profile that prints, reads and writes itself."""
+
+    def __init__(self, document: ProfileDocument) -> None:
+        self.document = document
+
+    @classmethod
+    def read(cls, path: Path) -> Profile:
+        try:
+            return cls(ProfileDocument.model_validate_json(path.read_bytes()))
+        except OSError as error:
+            raise UserError(f"cannot read the profile {path}: {error.strerror}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            raise UserError(f"{path} is not a profile: {where}: {first['msg']}") from None
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, self.document.model_dump_json(indent=2).encode() + b"\n")
+
+    def to_json(self) -> dict[str, Any]:
+        return self.document.model_dump(mode="json")
+
+    def __rich__(self) -> RenderableType:
+        document = self.document
+        heading = Text.assemble(
+            (document.workload, "bold"),
+            f" on one device ({document.device}), {document.execution}, {document.precision}; "
+            f"{bytes_text(document.parameter_bytes)} of parameters, {document.samples_per_epoch:,} samples per epoch",
+        )
+        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 3, 0, 0))
+        for title in ("batch", "load", "forward", "backward", "update", "step", "per sample", "epoch", "peak memory"):
+            table.add_column(title, justify="right")
+        for step in document.steps:
+            steps_per_epoch = -(-document.samples_per_epoch // step.batch)
+            table.add_row(
+                str(step.batch),
+                *(seconds_text(part) for part in (step.load, step.forward, step.backward, step.update, step.seconds)),
+                seconds_text(step.seconds / step.batch),
+                seconds_text(step.seconds * steps_per_epoch),
+                bytes_text(step.peak_memory_bytes) if step.peak_memory_bytes else "-",
+            )
+        return Group(heading, Text(), table)

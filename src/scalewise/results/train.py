@@ -1,0 +1,135 @@
+"""What a training run brings back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from scalewise.results.printable import Printable
+from scalewise.results.statistics import Interval
+from scalewise.results.units import bytes_text, seconds_text
+from scalewise.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class BytesPerStep:
+    """Sent over all ranks, as planned and as the kernel counted it; `busiest`: one rank's sent plus received."""
+
+    planned: int
+    traced: int | None
+    busiest: int
+
+
+@dataclass(frozen=True)
+class TrainResult(Printable):
+    """The JSON document of `scalewise train`, with what is shown beside it."""
+
+    workload: str
+    data: str
+    strategy: str
+    options: dict[str, Any]
+    devices: int
+    device_kind: str
+    hosts: int
+    link: str | None
+    batch: int
+    batch_per_device: int
+    precision: str
+    steps: int
+    epochs: int
+    epoch_seconds: list[float]
+    step_seconds: Interval
+    loss: float
+    accuracy: float | None
+    phases: dict[str, float]
+    bytes_per_step: BytesPerStep
+    parameters: int
+    execution: str
+    load: str
+    peak_memory_bytes: int | None
+    notes: list[str] = field(default_factory=list)
+    """What the reader must know to read the figures: oversubscribed devices, synthetic data, an interrupted run."""
+    checkpoint: Path | None = None
+    timeline: Timeline | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        document = asdict(self)
+        del document["timeline"]
+        document["checkpoint"] = str(self.checkpoint) if self.checkpoint else None
+        document["loss"] = None if math.isnan(self.loss) else self.loss
+        if not self.step_seconds.n:
+            document["step_seconds"] = {"median": None, "low": None, "high": None, "n": 0}
+        return document
+
+    def __rich__(self) -> RenderableType:
+        facts = Table.grid(padding=(0, 2))
+        facts.add_column(style="dim")
+        facts.add_column()
+        for name, text in self._facts():
+            facts.add_row(name, text)
+        parts: list[RenderableType] = [facts]
+        if self.phases:
+            parts += [Text(), _phase_table(self.phases)]
+        parts += [Text(f"note: {note}", style="yellow") for note in self.notes]
+        return Group(*parts)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        times = self.step_seconds
+        rate = f"{self.batch / times.median:,.0f} samples/s" if times.n else "-"
+        devices = f"{self.devices} {self.device_kind} device{'s' if self.devices > 1 else ''}"
+        if self.hosts > 1:
+            devices += f" on {self.hosts} hosts joined by {self.link}"
+        facts = [
+            ("workload", f"{self.workload}  ({self.parameters:,} parameters; {self.data})"),
+            ("strategy", f"{self.strategy} on {devices}, {self.execution}, {self.precision}, data by {self.load}"),
+            ("batch", f"{self.batch} global = {self.batch_per_device} per device"),
+            ("trained", f"{self.steps:,} steps, {self.epochs} full epoch{'s' if self.epochs != 1 else ''}"),
+            (
+                "step",
+                f"{seconds_text(times.median)}  [95 %: {seconds_text(times.low)} to {seconds_text(times.high)}, "
+                f"n = {times.n}]  {rate}",
+            ),
+        ]
+        if self.epoch_seconds:
+            middle = sorted(self.epoch_seconds)[len(self.epoch_seconds) // 2]
+            facts.append(("epoch", seconds_text(middle)))
+        facts.append(("loss", f"{self.loss:.4f}" + (f", accuracy {self.accuracy:.2%}" if self.accuracy is not None else "")))
+        if self.bytes_per_step.planned:
+            traced = self.bytes_per_step.traced
+            counted = "not traced" if traced is None else f"{bytes_text(traced)} traced"
+            facts.append(
+                (
+                    "sent",
+                    f"{bytes_text(self.bytes_per_step.planned)} per step planned, {counted}; "
+                    f"busiest device {bytes_text(self.bytes_per_step.busiest)}",
+                )
+            )
+        if self.peak_memory_bytes:
+            facts.append(("memory", f"{bytes_text(self.peak_memory_bytes)} peak on a device"))
+        if self.checkpoint:
+            facts.append(("checkpoint", str(self.checkpoint)))
+        return facts
+
+
+def _phase_table(phases: dict[str, float]) -> Table:
+    total = sum(phases.values())
+    longest = max(phases.values())
+    table = Table(box=None, padding=(0, 2), header_style="dim", pad_edge=False)
+    table.add_column("phase")
+    table.add_column("per step", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("")
+    for phase, seconds in phases.items():
+        table.add_row(
+            phase,
+            seconds_text(seconds),
+            f"{seconds / total:.0%}" if total else "-",
+            Text("█" * max(1, round(24 * seconds / longest)) if longest else "", style="cyan"),
+        )
+    return table

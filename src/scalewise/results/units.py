@@ -1,0 +1,28 @@
+"""Numbers as people read them; the units are in the text."""
+
+from __future__ import annotations
+
+import math
+
+
+def seconds_text(seconds: float) -> str:
+    """'812 µs', '4.2 ms', '1.53 s', '2 min 05 s'."""
+    if math.isnan(seconds):
+        return "-"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def bytes_text(count: float) -> str:
+    """Binary units, as the study counts: '46.2 MiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

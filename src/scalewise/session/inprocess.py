@@ -1,0 +1,51 @@
+"""One rank in this very process: the same interface as a session, for one device and no process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from scalewise.session.allocator import keep_freed_memory
+from scalewise.session.cores import allowed_cores, core_order, cores_of, pin
+from scalewise.session.devices import settle
+from scalewise.session.placement import Placement
+
+
+@dataclass(frozen=True)
+class LocalWorker:
+    """What a task sees of its rank."""
+
+    device: torch.device
+    report: Callable[[Any], None]
+    rank: int = 0
+    world: int = 1
+
+
+class InProcess:
+    """On the CPU a device is one core with one thread, here as on every rank, so that speed-ups compare like with like."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = settle(placement)
+        self.device = torch.device("cpu" if self.placement.device_kind == "cpu" else "cuda:0")
+
+    def __enter__(self) -> InProcess:
+        self.threads, self.cores = torch.get_num_threads(), allowed_cores()
+        if self.device.type == "cpu":
+            keep_freed_memory()
+            torch.set_num_threads(self.placement.cores_per_device)
+            pin(cores_of(0, self.placement.cores_per_device, core_order(self.cores)))
+        return self
+
+    def run(
+        self, task: Callable[..., Any], *arguments: Any, on_report: Callable[[int, Any], None] | None = None
+    ) -> list[Any]:
+        """The task's result, as the list of one rank."""
+        report = (lambda told: on_report(0, told)) if on_report else (lambda _: None)
+        return [task(LocalWorker(self.device, report), *arguments)]
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self.threads)
+        pin(sorted(self.cores))

@@ -1,0 +1,149 @@
+"""Where a step's seconds go, without slowing it: marks on the CPU, events on sampled steps on a GPU."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+from time import perf_counter
+from typing import Protocol
+
+import torch
+
+from scalewise.phases import PHASES
+from scalewise.timeline import Span
+
+Marks = list[tuple[str, float]]
+KEPT_STEPS = 32
+"""Steps whose spans are kept for the trace."""
+
+
+class Clock(Protocol):
+    """Told when a step starts and when each of its phases ends; read once per epoch."""
+
+    def start(self) -> None: ...
+    def lap(self, phase: str) -> None: ...
+    def collect(self) -> None: ...
+
+
+@dataclass
+class Times:
+    """What the clocks collected after the warm-up: seconds of every step, and the phases of the sampled ones."""
+
+    warm_up: int = 0
+    """Steps at the start that are not counted."""
+    steps: int = 0
+    step_seconds: list[float] = field(default_factory=list)
+    phase_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sampled_steps: int = 0
+    kept: deque[list[tuple[str, float, float]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    """Of the latest sampled steps: (phase, start, seconds)."""
+
+    def add(self, seconds: list[float], sampled: dict[int, Marks]) -> None:
+        """Add steps in their order; `sampled` gives, by position, a step's start and the moment each phase ended."""
+        skip = max(0, self.warm_up - self.steps)
+        self.steps += len(seconds)
+        self.step_seconds += seconds[skip:]
+        for position, marks in sampled.items():
+            if position >= skip:
+                spans = [(phase, before, moment - before) for (_, before), (phase, moment) in pairwise(marks)]
+                for phase, _, lasted in spans:
+                    self.phase_seconds[phase] += lasted
+                self.sampled_steps += 1
+                self.kept.append(spans)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds per step, in the order they are shown."""
+        return {
+            phase: self.phase_seconds[phase] / self.sampled_steps for phase in PHASES if phase in self.phase_seconds
+        }
+
+    def spans(self, rank: int) -> list[Span]:
+        """The kept steps as a timeline of this rank."""
+        return [
+            Span(rank, phase, start, seconds, step=step)
+            for step, marks in enumerate(self.kept)
+            for phase, start, seconds in marks
+        ]
+
+
+class HostClock:
+    """For CPU ranks, where work is done when the call returns: a mark costs a tenth of a microsecond."""
+
+    def __init__(self, times: Times) -> None:
+        self.times = times
+        self.marks: Marks = []
+
+    def start(self) -> None:
+        self.marks.append(("", perf_counter()))
+
+    def lap(self, phase: str) -> None:
+        self.marks.append((phase, perf_counter()))
+
+    def collect(self) -> None:
+        """Turn the marks into steps; a step ends at its last mark."""
+        starts = [position for position, (phase, _) in enumerate(self.marks) if phase == ""]
+        steps = [self.marks[begin:end] for begin, end in pairwise([*starts, len(self.marks)])]
+        self.times.add([step[-1][1] - step[0][1] for step in steps], dict(enumerate(steps)))
+        self.marks.clear()
+
+
+class EventClock:
+    """For GPUs: an event between steps, and events between phases of every `EVERY`-th step only."""
+
+    EVERY = 16
+
+    def __init__(self, times: Times) -> None:
+        self.times = times
+        self.boundaries: list[torch.cuda.Event] = []
+        self.sampled: dict[int, list[tuple[str, torch.cuda.Event]]] = {}
+        self.current: list[tuple[str, torch.cuda.Event]] | None = None
+
+    def start(self) -> None:
+        event = _event()
+        position = len(self.boundaries)
+        self.boundaries.append(event)
+        self.current = None
+        if position % self.EVERY == 0:
+            self.current = self.sampled[position] = [("", event)]
+
+    def lap(self, phase: str) -> None:
+        if self.current is not None:
+            self.current.append((phase, _event()))
+
+    def wants(self, events: list[tuple[str, torch.cuda.Event]]) -> bool:
+        """Whether to replay the twin of a graph that records `events`: their times are read once per collection."""
+        if self.current is None or any(events is taken for taken in self.sampled.values()):
+            return False
+        self.sampled[len(self.boundaries) - 1] = events
+        return True
+
+    def collect(self) -> None:
+        """Waits for the device: called between epochs, never inside one."""
+        if not self.boundaries:
+            return
+        moments = [*self.boundaries, _event()]
+        torch.cuda.synchronize()
+        first = moments[0]
+        self.times.add(
+            [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(moments)],
+            {
+                position: [(phase, first.elapsed_time(event) / 1e3) for phase, event in marks]
+                for position, marks in self.sampled.items()
+                if len(marks) > 1
+            },
+        )
+        self.boundaries = []
+        self.sampled = {}
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def make_clock(device: torch.device, times: Times) -> Clock:
+    """The clock that fits the device."""
+    return EventClock(times) if device.type == "cuda" else HostClock(times)

@@ -1,0 +1,32 @@
+"""Optimizers by name, fused: one kernel over all parameters instead of one per tensor and operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from scalewise.spec import unknown
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "momentum": lambda parameters, **options: torch.optim.SGD(parameters, momentum=0.9, **options),
+    "adagrad": torch.optim.Adagrad,
+}
+CAPTURABLE = {"adam", "adamw"}
+
+
+def make_optimizer(
+    name: str, parameters: Iterable[nn.Parameter], learning_rate: float, *, captured: bool = False
+) -> torch.optim.Optimizer:
+    """`captured`: keep the step count on the device, so that a CUDA graph can hold the update."""
+    if name not in OPTIMIZERS:
+        raise unknown("optimizer", name, OPTIMIZERS)
+    options: dict[str, Any] = {"lr": learning_rate, "fused": True}
+    if captured and name in CAPTURABLE:
+        options["capturable"] = True
+    return OPTIMIZERS[name](list(parameters), **options)

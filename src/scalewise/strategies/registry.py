@@ -1,0 +1,19 @@
+"""The strategies there are."""
+
+from __future__ import annotations
+
+from scalewise.spec import parse_spec, unknown
+from scalewise.strategies.single import Single
+from scalewise.strategies.strategy import Strategy, with_options
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "single": Single,
+}
+
+
+def strategy_of(text: str) -> Strategy:
+    """'mirrored:bucket_MB=10' -> Mirrored(bucket_MB=10.0)."""
+    spec = parse_spec(text)
+    if spec.name not in STRATEGIES:
+        raise unknown("strategy", spec.name, STRATEGIES)
+    return with_options(STRATEGIES[spec.name], spec.name, spec.options)

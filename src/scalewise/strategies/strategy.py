@@ -1,0 +1,64 @@
+"""What every strategy is: a name, options, whether it is exact, and a plan of one step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
+
+from scalewise.errors import UserError
+from scalewise.plan import Footprint, Plan
+from scalewise.spec import unknown
+
+Backend = Literal["gloo", "nccl"]
+
+
+class Strategy(Protocol):
+    """A frozen dataclass whose fields are its options; no torch."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @property
+    def exact(self) -> bool:
+        """After k steps the weights equal single-device training on the same batches, within float tolerance."""
+        ...
+
+    def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan: ...
+
+
+Kind = TypeVar("Kind")
+
+
+def with_options(kind: type[Kind], name: str, texts: Mapping[str, str]) -> Kind:
+    """Build `kind` from options written as text, each read as its field's type says."""
+    hints = get_type_hints(kind)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, text in texts.items():
+        if not fields:
+            raise UserError(f"'{name}' takes no options, got '{key}'")
+        if key not in fields:
+            raise unknown(f"option of {name}", key, fields)
+        values[key] = _read(f"option '{key}' of {name}", text, fields[key])
+    return kind(**values)
+
+
+def options_of(strategy: Strategy) -> dict[str, Any]:
+    """The options as values, for output."""
+    return dataclasses.asdict(strategy)  # type: ignore[call-overload,no-any-return]
+
+
+def _read(what: str, text: str, hint: Any) -> Any:
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        if text not in choices:
+            raise UserError(f"{what} is '{text}'; valid: {', '.join(map(str, choices))}")
+        return text
+    try:
+        value = hint(text)
+    except ValueError:
+        raise UserError(f"{what} is '{text}'; it must be {'a whole number' if hint is int else 'a number'}") from None
+    if value <= 0:
+        raise UserError(f"{what} is {text}; it must be above 0")
+    return value

@@ -1,0 +1,118 @@
+"""Checkpoints: one safetensors file with weights, optimizer state and progress, by parameter name, for any strategy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from scalewise.atomic import write_atomically
+from scalewise.errors import UserError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, and what makes its continuation the same run."""
+
+    workload: str
+    samples: int
+    batch: int
+    optimizer: str
+    learning_rate: float
+    seed: int
+    accumulate: int
+    precision: str
+    steps_done: int
+
+    def mismatch(self, other: Progress) -> str | None:
+        """The first thing in which the run that wrote the file differs from the one that reads it."""
+        for key, mine in asdict(self).items():
+            theirs = getattr(other, key)
+            if key != "steps_done" and mine != theirs:
+                return f"it was written with {key} {mine}, this run has {theirs}"
+        return None
+
+
+def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    """Atomic: the file is the old one or the new one, whatever happens meanwhile."""
+    tensors: dict[str, Tensor] = {f"model/{name}": tensor for name, tensor in _unshared(model).items()}
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    scalars: dict[str, float] = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{names[parameter]}/{key}"] = value
+            elif value is not None:
+                scalars[f"{names[parameter]}/{key}"] = value
+    tensors["random/cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["random/cuda"] = torch.cuda.get_rng_state()
+    content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"schema": str(SCHEMA), "progress": json.dumps(asdict(progress)), "scalars": json.dumps(scalars)}
+    write_atomically(path, save(content, metadata))
+
+
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, expected: Progress
+) -> Progress:
+    """Put the state of `path` into model, optimizer and generators; a UserError if it is another run's or damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        if metadata.get("schema") != str(SCHEMA):
+            raise UserError(f"{path} is not a checkpoint of Scalewise (schema {metadata.get('schema')}, expected {SCHEMA})")
+        progress = Progress(**json.loads(metadata["progress"]))
+        scalars = json.loads(metadata["scalars"])
+    except FileNotFoundError:
+        raise UserError(f"there is no checkpoint {path} to resume from") from None
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"checkpoint {path} is damaged and cannot be read ({error}); remove it to start anew") from error
+    if difference := progress.mismatch(expected):
+        raise UserError(f"checkpoint {path} is of another run: {difference}")
+    try:
+        model.load_state_dict(_part(tensors, "model/"), strict=not _tied(model))
+    except RuntimeError as error:
+        raise UserError(f"checkpoint {path} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
+    for name, parameter in model.named_parameters():
+        state = _part(tensors, f"optimizer/{name}/") | _part(scalars, f"{name}/")
+        if state:
+            optimizer.state[parameter] = {
+                key: _like(value, key, parameter, optimizer) if isinstance(value, Tensor) else value
+                for key, value in state.items()
+            }
+    torch.set_rng_state(tensors["random/cpu"])
+    if "random/cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random/cuda"])
+    return progress
+
+
+def _like(value: Tensor, key: str, parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:
+    # Fused and capturable optimizers keep their step count on the parameter's device.
+    on_host = key == "step" and not (optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))
+    return value if on_host else value.to(parameter.device)
+
+
+def _part(entries: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): entry for name, entry in entries.items() if name.startswith(prefix)}
+
+
+def _unshared(model: nn.Module) -> dict[str, Tensor]:
+    """The state without the second name of a tied tensor: safetensors refuses shared memory."""
+    seen: set[int] = set()
+    return {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if not (tensor.data_ptr() in seen or seen.add(tensor.data_ptr()))  # type: ignore[func-returns-value]
+    }
+
+
+def _tied(model: nn.Module) -> bool:
+    return len(_unshared(model)) < len(model.state_dict())

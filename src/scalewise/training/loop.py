@@ -1,0 +1,182 @@
+"""The loop that every strategy runs in: epochs, checkpoints, timing, stopping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+
+from scalewise.engines.engine import Engine, Job, Place
+from scalewise.engines.registry import ENGINES
+from scalewise.errors import RunFailed, UserError
+from scalewise.timeline import Span
+from scalewise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from scalewise.step.clock import Times, make_clock
+from scalewise.training.evaluate import accuracy_of
+from scalewise.training.interrupt import Interrupt
+from scalewise.step.precision import set_precision
+from scalewise.training.request import Request
+from scalewise.step.settings import steps_per_epoch
+from scalewise.step.shards import epoch_order
+
+
+SECONDS_BETWEEN_REPORTS = 0.2
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank tells of a run under way."""
+
+    steps_done: int
+    steps: int
+    epoch: int
+    loss: float | None = None
+
+
+@dataclass
+class Outcome:
+    """What one rank brings back."""
+
+    source: str
+    samples: int
+    parameters: int
+    execution: str
+    load: str
+    steps: int
+    loss: float = math.nan
+    accuracy: float | None = None
+    epoch_seconds: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    peak_memory_bytes: int | None = None
+    interrupted: bool = False
+
+
+def train_on(place: Place, request: Request, report: Callable[[Report], None], *, evaluate: bool = True) -> Outcome:
+    """Train on this rank, from the first step or the checkpoint's, to the last."""
+    settings = request.settings
+    workload = request.resolved()
+    data = workload.data(request.data)
+    settings.check(len(data), data.source)
+    set_precision(settings.precision, place.device)
+    torch.manual_seed(settings.seed)
+    total = settings.total_steps(len(data))
+    times = Times(warm_up=min(5, total // 4))
+    job = Job(workload, data, settings, place, make_clock(place.device, times))
+    engine = ENGINES[request.strategy.name](request.strategy, job)
+    with Interrupt() as interrupt:
+        run = _Run(job, engine, total, report, interrupt)
+        outcome = run.outcome
+        run.go()
+    outcome.step_seconds = times.step_seconds
+    outcome.phases = times.phases
+    outcome.spans = times.spans(place.rank)
+    outcome.peak_memory_bytes = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
+    if evaluate and place.rank == 0 and not outcome.interrupted:
+        seen = min(len(data), outcome.steps * settings.batch)
+        outcome.accuracy = accuracy_of(engine.model, workload, engine.feed, seen, settings.batch)
+    return outcome
+
+
+class _Run:
+    """The state of the loop between steps."""
+
+    def __init__(
+        self, job: Job, engine: Engine, total: int, report: Callable[[Report], None], interrupt: Interrupt
+    ) -> None:
+        self.job, self.engine, self.total = job, engine, total
+        self.report, self.interrupt = report, interrupt
+        self.done = 0
+        self.outcome = Outcome(
+            source=job.data.source,
+            samples=len(job.data),
+            parameters=sum(parameter.numel() for parameter in engine.model.parameters()),
+            execution=engine.execution,
+            load=engine.feed.kind,
+            steps=0,
+        )
+        if job.settings.resume and job.settings.checkpoint:
+            self.done = load_checkpoint(
+                job.settings.checkpoint, engine.model, engine.optimizer, self._progress()
+            ).steps_done
+            if self.done >= total:
+                raise UserError(
+                    f"checkpoint {job.settings.checkpoint} is already at step {self.done} of {total}; "
+                    "ask for more --epochs or --steps to go on"
+                )
+
+    def go(self) -> None:
+        per_epoch = steps_per_epoch(len(self.job.data), self.job.settings.batch)
+        first = self.done
+        while self.done < self.total and not self.interrupt.requested:
+            epoch, begun = divmod(self.done, per_epoch)
+            order = epoch_order(self.job.settings.seed, epoch, len(self.job.data))
+            batches = list(order.split(self.job.settings.batch))[begun : begun + self.total - self.done]
+            seconds = self._epoch(epoch, batches)
+            if len(batches) == per_epoch and not self.interrupt.requested:
+                self.outcome.epoch_seconds.append(seconds)
+            self._save()
+        self.outcome.steps = self.done - first
+        self.outcome.interrupted = self.interrupt.requested and self.done < self.total
+
+    def _epoch(self, epoch: int, batches: list[Tensor]) -> float:
+        """Seconds of training in one epoch, without its checkpoints."""
+        every = self.job.settings.checkpoint_every
+        saving = 0.0
+        started = reported = perf_counter()
+        self.engine.start_epoch(batches)
+        for _ in batches:
+            self.engine.step()
+            self.done += 1
+            if every and self.done % every == 0:
+                before = perf_counter()
+                self._save()
+                saving += perf_counter() - before
+            if self.interrupt.requested:
+                break
+            now = perf_counter()
+            if now - reported > SECONDS_BETWEEN_REPORTS:
+                self.report(Report(self.done, self.total, epoch))
+                reported = now
+        losses = self.engine.losses()
+        seconds = perf_counter() - started - saving
+        self.job.clock.collect()
+        self._check(losses)
+        self.report(Report(self.done, self.total, epoch, self.outcome.loss))
+        return seconds
+
+    def _check(self, losses: Tensor) -> None:
+        if len(losses) == 0:
+            return
+        bad = torch.nonzero(~torch.isfinite(losses))
+        if len(bad):
+            step = self.done - len(losses) + int(bad[0]) + 1
+            raise RunFailed(
+                f"the loss became {float(losses[bad[0]])} at step {step}; a lower --learning-rate than "
+                f"{self.job.learning_rate:g} may help"
+            )
+        self.outcome.loss = float(losses[-1])
+
+    def _save(self) -> None:
+        if self.job.settings.checkpoint and self.job.place.rank == 0:
+            save_checkpoint(self.job.settings.checkpoint, self.engine.model, self.engine.optimizer, self._progress())
+
+    def _progress(self) -> Progress:
+        settings = self.job.settings
+        return Progress(
+            workload=self.job.workload.name,
+            samples=len(self.job.data),
+            batch=settings.batch,
+            optimizer=self.job.optimizer,
+            learning_rate=self.job.learning_rate,
+            seed=settings.seed,
+            accumulate=settings.accumulate,
+            precision=settings.precision,
+            steps_done=self.done,
+        )
