@@ -1,8 +1,8 @@
 """What gloo sends over TCP, as torch's c10d drives it; checked against the kernel's counters at N = 2, 3, 4.
 
 A message of n bytes crosses as three: the sender's notice (48 bytes), the receiver's notice back (48 bytes), and a
-header (48 bytes) with the n bytes. Reductions cut a rank's chunk into segments of at most 1 MiB, at least two per chunk,
-each a message; here the segments of a chunk are one `Send`, their headers counted.
+header (48 bytes) with the n bytes. Reductions cut a rank's chunk into segments of at most 1 MiB, two per chunk at
+least, each a message; here the segments of a chunk are one `Send`, their headers counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What NCCL sends between devices: from its published algorithms and tuning constants, not measured.
 
 Rings run towards higher ranks. Payload only: the flags of the low-latency protocol, as many bytes again in small
-messages, are left out. A broadcast or a reduce is a chain cut into pieces that follow each other down it, so that all its
-links work at once.
+messages, are left out. A broadcast or a reduce is a chain cut into pieces that follow each other down it, so that all
+its links work at once.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _tree(hosts: int) -> dict[int, int]:
 
 
 def _other_tree(hosts: int) -> dict[int, int]:
-    """Its counterpart, where this one's leaves are inner: mirrored for an even number of hosts, else moved on by one."""
+    """Its counterpart, with other inner hosts: mirrored for an even number of hosts, else moved on by one."""
     if hosts % 2 == 0:
         return {hosts - 1 - host: hosts - 1 - above for host, above in _tree(hosts).items()}
     return {(host + 1) % hosts: (above + 1) % hosts for host, above in _tree(hosts).items()}
