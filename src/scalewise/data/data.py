@@ -17,7 +17,7 @@ class DataRequest:
     folder: Path | None = None
     """`--data`: a folder or file; None means the environment, the cache, or generated samples."""
     samples: int | None = None
-    """`--samples`: use only the first so many."""
+    """`--samples`: use only so many of those found, or make so many."""
     seed: int = 0
 
 

@@ -46,8 +46,13 @@ def find_speech(request: DataRequest) -> Path | None:
         return request.folder
     if named := os.environ.get(ENVIRONMENT):
         return Path(named)
-    fetched = cache_folder() / "speech"
+    fetched = speech_cache()
     return fetched if fetched.is_dir() else None
+
+
+def speech_cache() -> Path:
+    """Where `scalewise data speech` puts the recordings."""
+    return cache_folder() / "speech"
 
 
 def recordings(folder: Path) -> list[Path]:

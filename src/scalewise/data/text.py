@@ -36,9 +36,7 @@ def load_text(request: DataRequest, context: int, vocabulary: int) -> Data:
         source = f"{count:,} samples of text in {request.folder}"
     tokens = np.frombuffer(text, dtype=np.uint8, count=count * context + 1).astype(np.int64)
     if (largest := int(tokens.max())) >= vocabulary:
-        raise UserError(
-            f"the text has byte {largest}, and a vocabulary of {vocabulary} ends at {vocabulary - 1}; use vocabulary=256"
-        )
+        raise UserError(f"the text has byte {largest}, beyond a vocabulary of {vocabulary}; use vocabulary=256")
     inputs, targets = (torch.from_numpy(part.reshape(count, context)) for part in (tokens[:-1], tokens[1:].copy()))
     return Data(source, (inputs, targets))
 

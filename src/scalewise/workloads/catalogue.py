@@ -12,14 +12,14 @@ class Entry(NamedTuple):
     """One built-in workload. `build(name, **options)` of its module makes it."""
 
     module: str
-    description: str
+    summary: str
     options: Mapping[str, tuple[OptionValue, str]] = {}
     """option -> (default, meaning); a value is read as the type of its default."""
     presets: Mapping[str, Mapping[str, OptionValue]] = {}
     """A bare word that stands for several options; options written beside it win."""
 
 
-WORKLOADS: dict[str, Entry] = {
+CATALOGUE: dict[str, Entry] = {
     "linear": Entry(
         "scalewise.workloads.linear",
         "the study's linear model on spoken digits: 12.1 M parameters, little to compute",

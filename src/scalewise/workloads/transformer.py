@@ -77,12 +77,12 @@ class Block(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         vectors = vectors + self.attention(self.attention_norm(vectors))
-        vectors = vectors + self.feed_forward(self.feed_forward_norm(vectors))
-        return vectors
+        result: Tensor = vectors + self.feed_forward(self.feed_forward_norm(vectors))
+        return result
 
 
 class Attention(nn.Module):
-    """Causal self-attention. Projections are separate, and the heads counted from what they give, so that they can be cut."""
+    """Causal self-attention; with separate projections, and heads counted from what they give, it can be cut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -99,4 +99,4 @@ class Attention(nn.Module):
         return result
 
     def _heads(self, vectors: Tensor) -> Tensor:
-        return vectors.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return vectors.view(*vectors.shape[:2], -1, self.head_width).transpose(1, 2)

@@ -26,7 +26,7 @@ class Workload:
     """One sample, without the batch dimension."""
     input_dtype: torch.dtype = torch.float32
     accuracy: Callable[[Tensor, Tensor], Tensor] | None = None
-    """(outputs, targets) -> the mean fraction correct over the samples, as a scalar tensor; None where it means nothing."""
+    """(outputs, targets) -> the mean fraction correct over the samples, as a scalar; None where it means nothing."""
     optimizer: str = "adam"
     learning_rate: float = 1e-3
 
