@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from scalewise.collectives.send import Send
+from scalewise.collectives.send import Send, busiest_bytes, total_bytes
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,44 @@ class Plan:
     operations: tuple[Operation, ...]
 
     @property
+    def sends(self) -> list[Send]:
+        return [operation.send for operation in self.operations if operation.send]
+
+    @property
     def bytes_per_step(self) -> int:
         """Sent in total, over all ranks."""
-        return sum(operation.send.bytes for operation in self.operations if operation.send)
+        return total_bytes(self.sends)
 
     @property
     def busiest_bytes(self) -> int:
         """The most that one rank sends plus receives."""
-        crossing: Counter[int] = Counter()
-        for operation in self.operations:
-            if operation.send:
-                crossing[operation.send.source] += operation.send.bytes
-                crossing[operation.send.target] += operation.send.bytes
-        return max(crossing.values(), default=0)
+        return busiest_bytes(self.sends)
+
+
+Ends = dict[int, tuple[int, ...]]
+"""For each rank, the operations that must have ended before it goes on."""
+
+
+class PlanBuilder:
+    """Operations added in order; each returns what later ones wait for."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+
+    def compute(self, phase: str, rank: int, samples: int, after: Iterable[int] = (), share: float = 1.0) -> tuple[int]:
+        self.operations.append(Operation(phase, rank, tuple(after), samples, share))
+        return (len(self.operations) - 1,)
+
+    def transfer(self, phase: str, sends: Iterable[Send], after: Mapping[int, tuple[int, ...]]) -> Ends:
+        """A collective, or any sends: each starts when its source has what it sends; a rank goes on when all its are over."""
+        first = len(self.operations)
+        ends: dict[int, list[int]] = defaultdict(list)
+        for send in sends:
+            before = (*after.get(send.source, ()), *(first + position for position in send.after))
+            self.operations.append(Operation(phase, send.source, before, send=send))
+            for rank in (send.source, send.target):
+                ends[rank].append(len(self.operations) - 1)
+        return {rank: tuple(positions) for rank, positions in ends.items()}
+
+    def plan(self) -> Plan:
+        return Plan(tuple(self.operations))

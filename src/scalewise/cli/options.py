@@ -43,3 +43,16 @@ Execution = Annotated[
 Load = Annotated[
     str, typer.Option("--load", help="auto, device, stream:workers=4, or files (every sample from its file, each epoch).")
 ]
+Hosts = Annotated[int, typer.Option("--hosts", min=1, help="Rehearse so many hosts (network namespaces; needs root).")]
+Link = Annotated[
+    str | None, typer.Option("--link", help="Speed of the rehearsed hosts' links: 1gbit, 200mbit.", show_default=False)
+]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option("--slow", metavar="RANK=SHARE", help="Give a rank part of its core: 1=0.5.", show_default=False),
+]
+SlicePercent = Annotated[
+    int | None, typer.Option("--slice-percent", help="Share of the GPU per slice. [default: 100 / devices]", show_default=False)
+]
+CoresPerDevice = Annotated[int, typer.Option("--cores-per-device", min=1, help="Cores, and threads, of a cpu device.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds that ranks wait for one that hangs.")]

@@ -22,6 +22,12 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="Passes over the data. [default: 1]", show_default=False)] = None,
     steps: Annotated[int | None, typer.Option(help="Updates, instead of epochs.", show_default=False)] = None,
     device_kind: options.DeviceKind = "auto",
+    hosts: options.Hosts = 1,
+    link: options.Link = None,
+    slow: options.Slow = None,
+    slice_percent: options.SlicePercent = None,
+    cores_per_device: options.CoresPerDevice = 1,
+    timeout: options.Timeout = 60.0,
     data: options.DataPath = None,
     samples: options.Samples = None,
     input: options.InputShape = None,
@@ -51,6 +57,8 @@ def train(
     strategy_of(strategy)  # a misspelt name is answered before torch is loaded
     from scalewise.cli.output import show
     from scalewise.cli.progress import training_bar
+    from scalewise.session.placement import parse_slow
+    from scalewise.session.torchrun import is_main_process
     from scalewise.verbs import train as verb
 
     with training_bar(verb.global_batch(batch, batch_per_device, devices)) as told:
@@ -59,6 +67,12 @@ def train(
             strategy=strategy,
             devices=devices,
             device_kind=device_kind,
+            hosts=hosts,
+            link=link,
+            slow=parse_slow(slow or []),
+            slice_percent=slice_percent,
+            cores_per_device=cores_per_device,
+            timeout_seconds=timeout,
             batch=batch,
             batch_per_device=batch_per_device,
             epochs=epochs,
@@ -80,4 +94,5 @@ def train(
             trace=trace,
             on_report=told,
         )
-    show(result, json)
+    if is_main_process():
+        show(result, json)

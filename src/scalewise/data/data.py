@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -36,3 +37,10 @@ class Data:
         if self.tensors is not None:
             return len(self.tensors[0])
         return len(self.items)  # type: ignore[arg-type]
+
+    def example(self) -> tuple[Tensor, Tensor]:
+        """The first sample, for shapes and types."""
+        if self.tensors is not None:
+            return self.tensors[0][0], self.tensors[1][0]
+        inputs, targets = self.items[0]  # type: ignore[index]
+        return torch.as_tensor(inputs), torch.as_tensor(targets)

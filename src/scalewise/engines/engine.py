@@ -48,8 +48,10 @@ class Engine(Protocol):
 
     model: nn.Module
     """The plain module with this rank's weights (not a wrapper of it)."""
-    optimizer: torch.optim.Optimizer
-    feed: Feed
+    optimizer: torch.optim.Optimizer | None
+    """None on a rank that does not update."""
+    feed: Feed | None
+    """None on a rank that is sent its samples."""
     execution: str
 
     def start_epoch(self, batches: list[Tensor]) -> None:

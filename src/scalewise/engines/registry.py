@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from scalewise.engines import single
+from scalewise.engines import data_parallel, mirrored, single
 from scalewise.engines.engine import Engine, Job
-from scalewise.strategies.strategy import Strategy
 
-ENGINES: dict[str, Callable[[Strategy, Job], Engine]] = {
-    "single": lambda _, job: single.build(job),
+ENGINES: dict[str, Callable[[Any, Job], Engine]] = {
+    "single": single.build,
+    "data-parallel": data_parallel.build,
+    "mirrored": mirrored.build,
+    # RINGENTRY
 }
+"""Each is given its own strategy's dataclass."""

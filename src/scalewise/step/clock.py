@@ -14,15 +14,19 @@ from scalewise.phases import PHASES
 from scalewise.timeline import Span
 
 Marks = list[tuple[str, float]]
-KEPT_STEPS = 32
-"""Steps whose spans are kept for the trace."""
+SAMPLED_STEPS, TRACED_STEPS = 1024, 32
+"""The latest steps that phases are computed from, and those that a trace shows."""
 
 
 class Clock(Protocol):
-    """Told when a step starts and when each of its phases ends; read once per epoch."""
+    """Told when a step starts and when each of its phases ends; read once per epoch.
+
+    `note` remembers a moment inside a phase; `lap(phase, noted=True)` says that the phase ended at the last one noted.
+    """
 
     def start(self) -> None: ...
-    def lap(self, phase: str) -> None: ...
+    def lap(self, phase: str, *, noted: bool = False) -> None: ...
+    def note(self) -> None: ...
     def collect(self) -> None: ...
 
 
@@ -34,9 +38,7 @@ class Times:
     """Steps at the start that are not counted."""
     steps: int = 0
     step_seconds: list[float] = field(default_factory=list)
-    phase_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    sampled_steps: int = 0
-    kept: deque[list[tuple[str, float, float]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    sampled: deque[list[tuple[str, float, float]]] = field(default_factory=lambda: deque(maxlen=SAMPLED_STEPS))
     """Of the latest sampled steps: (phase, start, seconds)."""
 
     def add(self, seconds: list[float], sampled: dict[int, Marks]) -> None:
@@ -44,26 +46,28 @@ class Times:
         skip = max(0, self.warm_up - self.steps)
         self.steps += len(seconds)
         self.step_seconds += seconds[skip:]
-        for position, marks in sampled.items():
-            if position >= skip:
-                spans = [(phase, before, moment - before) for (_, before), (phase, moment) in pairwise(marks)]
-                for phase, _, lasted in spans:
-                    self.phase_seconds[phase] += lasted
-                self.sampled_steps += 1
-                self.kept.append(spans)
+        self.sampled.extend(
+            [(phase, before, moment - before) for (_, before), (phase, moment) in pairwise(marks)]
+            for position, marks in sampled.items()
+            if position >= skip
+        )
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds per step, in the order they are shown."""
-        return {
-            phase: self.phase_seconds[phase] / self.sampled_steps for phase in PHASES if phase in self.phase_seconds
-        }
+        """Seconds per step over the middle half of the sampled steps: they sum to a typical step, not to a hiccup."""
+        ordered = sorted(self.sampled, key=lambda spans: sum(seconds for _, _, seconds in spans))
+        middle = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
+        totals: dict[str, float] = defaultdict(float)
+        for spans in middle:
+            for phase, _, seconds in spans:
+                totals[phase] += seconds / len(middle)
+        return {phase: totals[phase] for phase in PHASES if phase in totals}
 
     def spans(self, rank: int) -> list[Span]:
-        """The kept steps as a timeline of this rank."""
+        """The latest steps as a timeline of this rank."""
         return [
             Span(rank, phase, start, seconds, step=step)
-            for step, marks in enumerate(self.kept)
+            for step, marks in enumerate(list(self.sampled)[-TRACED_STEPS:])
             for phase, start, seconds in marks
         ]
 
@@ -74,12 +78,16 @@ class HostClock:
     def __init__(self, times: Times) -> None:
         self.times = times
         self.marks: Marks = []
+        self.noted = 0.0
 
     def start(self) -> None:
         self.marks.append(("", perf_counter()))
 
-    def lap(self, phase: str) -> None:
-        self.marks.append((phase, perf_counter()))
+    def lap(self, phase: str, *, noted: bool = False) -> None:
+        self.marks.append((phase, self.noted if noted else perf_counter()))
+
+    def note(self) -> None:
+        self.noted = perf_counter()
 
     def collect(self) -> None:
         """Turn the marks into steps; a step ends at its last mark."""
@@ -99,6 +107,7 @@ class EventClock:
         self.boundaries: list[torch.cuda.Event] = []
         self.sampled: dict[int, list[tuple[str, torch.cuda.Event]]] = {}
         self.current: list[tuple[str, torch.cuda.Event]] | None = None
+        self.noted: torch.cuda.Event | None = None
 
     def start(self) -> None:
         event = _event()
@@ -108,9 +117,13 @@ class EventClock:
         if position % self.EVERY == 0:
             self.current = self.sampled[position] = [("", event)]
 
-    def lap(self, phase: str) -> None:
+    def lap(self, phase: str, *, noted: bool = False) -> None:
         if self.current is not None:
-            self.current.append((phase, _event()))
+            self.current.append((phase, self.noted if noted and self.noted else _event()))
+
+    def note(self) -> None:
+        if self.current is not None:
+            self.noted = _event()
 
     def wants(self, events: list[tuple[str, torch.cuda.Event]]) -> bool:
         """Whether to replay the twin of a graph that records `events`: their times are read once per collection."""

@@ -7,18 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from scalewise.strategies.shares import split
+
 
 def epoch_order(seed: int, epoch: int, samples: int) -> Tensor:
     """The shuffled sample numbers of one epoch; the same on every rank, strategy and resumed run."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(samples, generator=generator)
-
-
-def split(count: int, parts: int, part: int) -> slice:
-    """Part `part` of `count` things cut into `parts` runs whose sizes differ by one at the most; it may be empty."""
-    size, longer = divmod(count, parts)
-    start = part * size + min(part, longer)
-    return slice(start, start + size + (part < longer))
 
 
 @dataclass(frozen=True)

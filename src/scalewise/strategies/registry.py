@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from scalewise.spec import parse_spec, unknown
+from scalewise.strategies.data_parallel import DataParallel
+from scalewise.strategies.mirrored import Mirrored
+# RING
 from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy, with_options
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "single": Single,
+    "data-parallel": DataParallel,
+    "mirrored": Mirrored,
+    # RINGENTRY
 }
 
 

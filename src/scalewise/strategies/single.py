@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scalewise.plan import Footprint, Operation, Plan
+from scalewise.plan import Footprint, Plan, PlanBuilder
 from scalewise.strategies.strategy import Backend
 
 
@@ -20,10 +20,8 @@ class Single:
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:  # noqa: ARG002
         """The phases in their order, each on the whole batch."""
-        order = ("load", "forward", "loss", "backward", "update")
-        return Plan(
-            tuple(
-                Operation(phase, rank=0, after=(position - 1,) if position else (), samples=batch)
-                for position, phase in enumerate(order)
-            )
-        )
+        builder = PlanBuilder()
+        done: tuple[int, ...] = ()
+        for phase in ("load", "forward", "loss", "backward", "update"):
+            done = builder.compute(phase, 0, batch, done)
+        return builder.plan()

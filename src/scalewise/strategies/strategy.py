@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from scalewise.errors import UserError
@@ -50,6 +51,8 @@ def options_of(strategy: Strategy) -> dict[str, Any]:
 
 
 def _read(what: str, text: str, hint: Any) -> Any:
+    if NoneType in get_args(hint):
+        [hint] = [each for each in get_args(hint) if each is not NoneType]
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         if text not in choices:

@@ -60,7 +60,7 @@ def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, expected: Progress
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, expected: Progress
 ) -> Progress:
     """Put the state of `path` into model, optimizer and generators; a UserError if it is another run's or damaged."""
     try:
@@ -81,7 +81,7 @@ def load_checkpoint(
         model.load_state_dict(_part(tensors, "model/"), strict=not _tied(model))
     except RuntimeError as error:
         raise UserError(f"checkpoint {path} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters() if optimizer else ():
         state = _part(tensors, f"optimizer/{name}/") | _part(scalars, f"{name}/")
         if state:
             optimizer.state[parameter] = {

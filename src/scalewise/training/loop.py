@@ -14,15 +14,19 @@ from torch import Tensor
 from scalewise.engines.engine import Engine, Job, Place
 from scalewise.engines.registry import ENGINES
 from scalewise.errors import RunFailed, UserError
-from scalewise.timeline import Span
-from scalewise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from scalewise.plan import Footprint
 from scalewise.step.clock import Times, make_clock
-from scalewise.training.evaluate import accuracy_of
-from scalewise.training.interrupt import Interrupt
 from scalewise.step.precision import set_precision
-from scalewise.training.request import Request
 from scalewise.step.settings import steps_per_epoch
 from scalewise.step.shards import epoch_order
+from scalewise.timeline import Span
+from scalewise.tracing import sockets
+from scalewise.tracing.steps import StepTraffic
+from scalewise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from scalewise.training.evaluate import accuracy_of
+from scalewise.training.interrupt import Interrupt
+from scalewise.training.request import Request
+from scalewise.workloads.footprint import footprint_of
 
 
 SECONDS_BETWEEN_REPORTS = 0.2
@@ -55,6 +59,8 @@ class Outcome:
     phases: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     peak_memory_bytes: int | None = None
+    traffic: StepTraffic = field(default_factory=StepTraffic)
+    footprint: Footprint | None = None
     interrupted: bool = False
 
 
@@ -71,14 +77,16 @@ def train_on(place: Place, request: Request, report: Callable[[Report], None], *
     job = Job(workload, data, settings, place, make_clock(place.device, times))
     engine = ENGINES[request.strategy.name](request.strategy, job)
     with Interrupt() as interrupt:
-        run = _Run(job, engine, total, report, interrupt)
+        run = _Run(job, engine, total, times.warm_up, report, interrupt)
         outcome = run.outcome
         run.go()
     outcome.step_seconds = times.step_seconds
     outcome.phases = times.phases
     outcome.spans = times.spans(place.rank)
     outcome.peak_memory_bytes = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
-    if evaluate and place.rank == 0 and not outcome.interrupted:
+    if place.rank == 0:
+        outcome.footprint = footprint_of(data, engine.model)
+    if evaluate and engine.feed and place.rank == 0 and not outcome.interrupted:
         seen = min(len(data), outcome.steps * settings.batch)
         outcome.accuracy = accuracy_of(engine.model, workload, engine.feed, seen, settings.batch)
     return outcome
@@ -88,17 +96,23 @@ class _Run:
     """The state of the loop between steps."""
 
     def __init__(
-        self, job: Job, engine: Engine, total: int, report: Callable[[Report], None], interrupt: Interrupt
+        self,
+        job: Job,
+        engine: Engine,
+        total: int,
+        warm_up: int,
+        report: Callable[[Report], None],
+        interrupt: Interrupt,
     ) -> None:
-        self.job, self.engine, self.total = job, engine, total
+        self.job, self.engine, self.total, self.warm_up = job, engine, total, warm_up
         self.report, self.interrupt = report, interrupt
-        self.done = 0
+        self.done = self.first = 0
         self.outcome = Outcome(
             source=job.data.source,
             samples=len(job.data),
             parameters=sum(parameter.numel() for parameter in engine.model.parameters()),
             execution=engine.execution,
-            load=engine.feed.kind,
+            load=engine.feed.kind if engine.feed else "",
             steps=0,
         )
         if job.settings.resume and job.settings.checkpoint:
@@ -113,7 +127,7 @@ class _Run:
 
     def go(self) -> None:
         per_epoch = steps_per_epoch(len(self.job.data), self.job.settings.batch)
-        first = self.done
+        self.first = self.done
         while self.done < self.total and not self.interrupt.requested:
             epoch, begun = divmod(self.done, per_epoch)
             order = epoch_order(self.job.settings.seed, epoch, len(self.job.data))
@@ -122,17 +136,22 @@ class _Run:
             if len(batches) == per_epoch and not self.interrupt.requested:
                 self.outcome.epoch_seconds.append(seconds)
             self._save()
-        self.outcome.steps = self.done - first
+        self.outcome.steps = self.done - self.first
         self.outcome.interrupted = self.interrupt.requested and self.done < self.total
 
     def _epoch(self, epoch: int, batches: list[Tensor]) -> float:
         """Seconds of training in one epoch, without its checkpoints."""
         every = self.job.settings.checkpoint_every
         saving = 0.0
-        started = reported = perf_counter()
         self.engine.start_epoch(batches)
-        for _ in batches:
+        first, end = self._traced(batches)
+        started = reported = perf_counter()
+        for position in range(len(batches)):
+            if position == first:
+                self.outcome.traffic.start()
             self.engine.step()
+            if position == end:
+                self.outcome.traffic.stop(end - first + 1)
             self.done += 1
             if every and self.done % every == 0:
                 before = perf_counter()
@@ -150,6 +169,14 @@ class _Run:
         self._check(losses)
         self.report(Report(self.done, self.total, epoch, self.outcome.loss))
         return seconds
+
+    def _traced(self, batches: list[Tensor]) -> tuple[int, int]:
+        """The first and last step whose bytes are counted: after the warm-up, whole batches only."""
+        if self.job.place.world == 1 or not sockets.available():
+            return -1, -1
+        first = max(0, self.warm_up - (self.done - self.first))
+        last = len(batches) - 1 - (len(batches[-1]) < self.job.settings.batch)
+        return (first, last) if first <= last else (-1, -1)
 
     def _check(self, losses: Tensor) -> None:
         if len(losses) == 0:

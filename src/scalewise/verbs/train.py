@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from scalewise.data.data import DataRequest
 from scalewise.errors import RunFailed, UserError
 from scalewise.results.statistics import interval_of
 from scalewise.results.train import BytesPerStep, TrainResult
-from scalewise.session.inprocess import InProcess
+from scalewise.session.cores import allowed_cores
 from scalewise.session.placement import Placement
 from scalewise.strategies.registry import strategy_of
-from scalewise.strategies.strategy import options_of
+from scalewise.strategies.strategy import Backend, options_of
 from scalewise.step.settings import Execution, Precision, Settings
 from scalewise.timeline import Timeline
 from scalewise.training.loop import Outcome, Report
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
+from scalewise.verbs.opening import open_session
 from scalewise.workloads.workload import Workload
 
 DEFAULT_BATCH = 20
@@ -29,6 +30,12 @@ def train(
     strategy: str = "single",
     devices: int = 1,
     device_kind: str = "auto",
+    hosts: int = 1,
+    link: str | None = None,
+    slow: Mapping[int, float] | None = None,
+    slice_percent: int | None = None,
+    cores_per_device: int = 1,
+    timeout_seconds: float = 60.0,
     batch: int | None = None,
     batch_per_device: int | None = None,
     epochs: int | None = None,
@@ -77,7 +84,9 @@ def train(
     )
     if trace:
         _check_writable(Path(trace))
-    placement = Placement(devices, device_kind)
+    placement = Placement(
+        devices, device_kind, hosts, link, slow or {}, slice_percent, cores_per_device, timeout_seconds
+    )
     placement, outcomes = _run(request, placement, on_report)
     result = _result(request, placement, outcomes)
     if trace and result.timeline:
@@ -100,15 +109,14 @@ def _run(
     request: Request, placement: Placement, on_report: Callable[[Report], None] | None
 ) -> tuple[Placement, list[Outcome]]:
     """The placement as it was settled, and what each rank brought back."""
-    if placement.devices != 1:
-        raise UserError(f"strategy '{request.strategy.name}' runs on one device, --devices is {placement.devices}")
-    told = (lambda _, report: on_report(report)) if on_report else None
-    with InProcess(placement) as session:
+    told = (lambda rank, report: on_report(report) if rank == 0 else None) if on_report else None
+    with open_session(request.strategy, placement) as session:
         return session.placement, session.run(train_task, request, on_report=told)
 
 
 def _result(request: Request, placement: Placement, outcomes: list[Outcome]) -> TrainResult:
     first, settings = outcomes[0], request.settings
+    epoch_seconds = _slowest([outcome.epoch_seconds for outcome in outcomes])
     return TrainResult(
         workload=request.workload if isinstance(request.workload, str) else request.workload.name,
         data=first.source,
@@ -122,21 +130,57 @@ def _result(request: Request, placement: Placement, outcomes: list[Outcome]) -> 
         batch_per_device=-(-settings.batch // placement.devices),
         precision=settings.precision,
         steps=first.steps,
-        epochs=len(first.epoch_seconds),
-        epoch_seconds=first.epoch_seconds,
-        step_seconds=interval_of(first.step_seconds),
+        epochs=len(epoch_seconds),
+        epoch_seconds=epoch_seconds,
+        step_seconds=interval_of(_slowest([outcome.step_seconds for outcome in outcomes])),
         loss=first.loss,
         accuracy=first.accuracy,
-        phases=first.phases,
-        bytes_per_step=BytesPerStep(planned=0, traced=0, busiest=0),
+        phases=max((outcome.phases for outcome in outcomes), key=lambda phases: sum(phases.values())),
+        bytes_per_step=_bytes(request, placement, outcomes),
         parameters=first.parameters,
         execution=first.execution,
         load=first.load,
         peak_memory_bytes=max((outcome.peak_memory_bytes or 0 for outcome in outcomes), default=0) or None,
-        notes=[],
+        notes=_notes(request, placement, first),
         checkpoint=settings.checkpoint,
         timeline=Timeline(tuple(span for outcome in outcomes for span in outcome.spans)),
     )
+
+
+def _slowest(ranks: list[list[float]]) -> list[float]:
+    """A step, or an epoch, takes as long as it takes the slowest rank."""
+    return [max(seconds) for seconds in zip(*ranks, strict=False)]
+
+
+def _bytes(request: Request, placement: Placement, outcomes: list[Outcome]) -> BytesPerStep:
+    backend: Backend = "nccl" if placement.device_kind == "cuda" else "gloo"
+    footprint = outcomes[0].footprint
+    assert footprint is not None
+    plan = request.strategy.plan(footprint, placement.devices, request.settings.batch, backend)
+    steps = outcomes[0].traffic.steps
+    if placement.devices == 1:
+        return BytesPerStep(plan.bytes_per_step, 0, plan.busiest_bytes)
+    if backend == "nccl" or not steps:
+        return BytesPerStep(plan.bytes_per_step, None, plan.busiest_bytes)
+    sent = sum(outcome.traffic.sent_bytes for outcome in outcomes)
+    busiest = max(outcome.traffic.sent_bytes + outcome.traffic.received_bytes for outcome in outcomes)
+    return BytesPerStep(plan.bytes_per_step, round(sent / steps), round(busiest / steps))
+
+
+def _notes(request: Request, placement: Placement, outcome: Outcome) -> list[str]:
+    notes = []
+    if outcome.source.startswith("synthetic"):
+        notes.append(f"trained on {outcome.source}; fetch the study's recordings with: scalewise data speech")
+    if not request.strategy.exact:
+        notes.append(f"{request.strategy.name} with these options is not exact: its weights differ from one device's")
+    if placement.oversubscribed:
+        notes.append(
+            f"oversubscribed: {placement.devices} cpu devices share {len(allowed_cores())} cores, so its times say "
+            "little about real devices"
+        )
+    for rank, share in placement.slow.items():
+        notes.append(f"rank {rank} was slowed down to {share:.0%} of its core")
+    return notes
 
 
 def _check_writable(path: Path) -> None:

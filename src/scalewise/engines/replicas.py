@@ -1,0 +1,27 @@
+"""A copy of the model on every rank, wrapped in DDP."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from scalewise.engines.engine import Job
+from scalewise.errors import UserError
+from scalewise.step.feed import Feed, make_feed
+
+
+def replicate(job: Job, bucket_MB: float | None) -> tuple[nn.Module, Feed, DistributedDataParallel]:
+    """Gradients live in the buckets themselves, which saves a copy of each. `bucket_MB` None leaves the sizes to DDP."""
+    if job.settings.execution == "graph":
+        raise UserError("--execution graph is not possible: steps between ranks cannot be captured; use eager or auto")
+    feed = make_feed(job.data, job.settings.load, job.place.device)
+    model = job.workload.model().to(job.place.device)
+    options: dict[str, Any] = {} if bucket_MB is None else {"bucket_cap_mb": bucket_MB}
+    # The option had another name before torch 2.13.
+    renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+    options["forward_sync_buffers" if renamed else "broadcast_buffers"] = False
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
+    return model, feed, ddp

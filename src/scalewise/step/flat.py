@@ -1,0 +1,30 @@
+"""A model's parameters as one stretch of memory: one message instead of one per tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from scalewise.errors import UserError
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def flatten_parameters(model: nn.Module) -> Tensor:
+    """Move the trainable parameters into one tensor that they become views of."""
+    parameters = trainable(model)
+    kinds = {parameter.dtype for parameter in parameters}
+    if len(kinds) != 1:
+        raise UserError(f"this strategy sends parameters as one message; the model mixes {sorted(map(str, kinds))}")
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    for parameter, view in zip(parameters, views_of(flat, parameters), strict=True):
+        parameter.data = view
+    return flat
+
+
+def views_of(flat: Tensor, like: list[nn.Parameter]) -> list[Tensor]:
+    """The parts of `flat`, each shaped as its parameter."""
+    parts = flat.split([parameter.numel() for parameter in like])
+    return [part.view(parameter.shape) for part, parameter in zip(parts, like, strict=True)]

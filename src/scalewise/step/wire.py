@@ -1,0 +1,52 @@
+"""Point-to-point transfers of tensors between ranks, whatever device they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Wire:
+    """Sends and receives several tensors at once; on slices, where gloo cannot read GPU memory, through pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.staged = device.type == "cuda" and dist.get_backend() == "gloo"
+        self.buffers: dict[tuple[str, int], Tensor] = {}
+
+    def send(self, tensors: Sequence[tuple[Tensor, int]]) -> None:
+        """Each tensor to its rank, all under way together; returns when all have left."""
+        works = []
+        for tensor, target in tensors:
+            if tensor.numel():
+                works.append(dist.isend(self._out(tensor, target), target))
+        for work in works:
+            work.wait()
+
+    def receive(self, tensors: Sequence[tuple[Tensor, int]]) -> None:
+        """Into each tensor what its rank sends, in whatever order it comes."""
+        waiting = []
+        for tensor, source in tensors:
+            if tensor.numel():
+                buffer = self._buffer("in", source, tensor) if self.staged else tensor
+                waiting.append((dist.irecv(buffer, source), buffer, tensor))
+        for work, buffer, tensor in waiting:
+            work.wait()
+            if self.staged:
+                tensor.copy_(buffer)
+
+    def _out(self, tensor: Tensor, target: int) -> Tensor:
+        if not self.staged:
+            return tensor.contiguous()
+        buffer = self._buffer("out", target, tensor)
+        buffer.copy_(tensor)
+        return buffer
+
+    def _buffer(self, way: str, peer: int, like: Tensor) -> Tensor:
+        """Pinned memory is slow to get, so it is kept: the largest that each way and peer has needed."""
+        kept = self.buffers.get((way, peer))
+        if kept is None or kept.nbytes < like.nbytes:
+            kept = self.buffers[way, peer] = torch.empty(like.nbytes, dtype=torch.uint8, pin_memory=True)
+        return kept[: like.nbytes].view(like.dtype).view(like.shape)

@@ -1,0 +1,30 @@
+"""Ring all-reduce written out: reduce-scatter, then all-gather, between neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from scalewise.collectives.ring import ring_sends
+from scalewise.plan import Footprint, Plan
+from scalewise.strategies.buckets import buckets_of
+from scalewise.strategies.replicated import replicated_plan
+from scalewise.strategies.strategy import Backend
+
+
+@dataclass(frozen=True)
+class Ring:
+    """DDP whose buckets travel round our own ring: 2 S (N-1)/N per device, below 2 S however many devices."""
+
+    name: ClassVar[str] = "ring"
+    summary: ClassVar[str] = "ring all-reduce written out: reduce-scatter and all-gather between neighbours"
+    exact: ClassVar[bool] = True
+
+    bucket_MB: float | None = None
+    """As for mirrored."""
+    piece_MB: float = 1.0
+    """Chunks travel in pieces of this size, so that sending, receiving and adding overlap."""
+
+    def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
+        buckets = buckets_of(reversed(footprint.parameter_bytes), self.bucket_MB)
+        return replicated_plan(devices, batch, buckets, lambda size: ring_sends(devices, size, self.piece_MB, backend))
