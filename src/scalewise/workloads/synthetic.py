@@ -1,0 +1,142 @@
+"""A model with any number of parameters and any amount of compute, each set on its own: the study's future work."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from scalewise.data.data import Data, DataRequest
+from scalewise.data.generated import SOURCE, refuse_folder
+from scalewise.data.samples import samples_to_make
+from scalewise.errors import UserError
+from scalewise.workloads.classification import classification_accuracy, classification_loss
+from scalewise.workloads.workload import Workload
+
+CLASSES = 10
+TOKENS = 8
+SAMPLES = 2_000
+TOLERANCE = 0.01
+MOST_ACTIVATION_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A table of `rows` vectors costs parameters only; linear layers cost their parameters once per position."""
+
+    rows: int
+    width: int
+    layers: int
+    last_width: int
+    positions: int
+
+    @property
+    def dense(self) -> int:
+        return (self.layers - 1) * self.width**2 + self.width * self.last_width
+
+    @property
+    def parameters(self) -> int:
+        return self.rows * self.width + self.dense + self.last_width * CLASSES
+
+    @property
+    def flops(self) -> int:
+        return 2 * (self.positions * self.dense + self.last_width * CLASSES)
+
+
+def build(name: str, parameters: int, flops: int, layers: int) -> Workload:
+    sizes = fit_sizes(name, parameters, flops, layers)
+    return Workload(
+        name=name,
+        model=partial(synthetic, sizes),
+        data=partial(load_tokens_by_class, rows=sizes.rows),
+        loss=classification_loss,
+        accuracy=classification_accuracy,
+        input_shape=(TOKENS,),
+        input_dtype=torch.int64,
+    )
+
+
+def fit_sizes(name: str, parameters: int, flops: int, layers: int) -> Sizes:
+    """Sizes whose parameters and flops are both within 1 % of what was asked for."""
+    for option, value in {"parameters": parameters, "flops": flops, "layers": layers}.items():
+        if value < 1:
+            raise UserError(f"'{name}': {option} must be at least 1, not {value}")
+    best = next((sizes for sizes in _candidates(parameters, flops, layers) if _close(sizes, parameters, flops)), None)
+    if best is None:
+        raise UserError(
+            f"'{name}': no {layers} linear layers have {parameters:,} parameters and {flops:,} flops within 1 %; "
+            "so few numbers cannot be cut into layers that finely: raise both, or set layers lower"
+        )
+    activation_bytes = 4 * best.positions * best.width * best.layers
+    if activation_bytes > MOST_ACTIVATION_BYTES:
+        raise UserError(
+            f"'{name}': {flops:,} flops from {parameters:,} parameters use each {best.positions:,} times, which makes "
+            f"{activation_bytes / 2**30:.1f} GB of activations per sample; raise parameters or lower flops"
+        )
+    return best
+
+
+def _candidates(parameters: int, flops: int, layers: int) -> Iterator[Sizes]:
+    """Those with most of the parameters in the linear layers first; the table takes the rest, at least a row per class."""
+    for table_percent in (0, 1, 2, 5, 10, 20, 30, 40, 50):
+        positions = math.ceil(flops / (2 * parameters * (1 - table_percent / 100)))
+        dense = flops / (2 * positions)
+        square = math.isqrt(int(dense / layers))
+        for width in sorted(range(max(1, square - 8), square + 9), key=lambda width: abs(width - square)):
+            last_width = round((dense - (layers - 1) * width**2) / (width + CLASSES / positions))
+            if last_width >= 1:
+                bare = Sizes(0, width, layers, last_width, positions)
+                rows = max(CLASSES, round((parameters - bare.parameters) / width))
+                yield dataclasses.replace(bare, rows=rows)
+
+
+def _close(sizes: Sizes, parameters: int, flops: int) -> bool:
+    return max(abs(sizes.parameters / parameters - 1), abs(sizes.flops / flops - 1)) <= TOLERANCE
+
+
+def synthetic(sizes: Sizes) -> nn.Sequential:
+    widths = [sizes.width] * sizes.layers + [sizes.last_width]
+    dense: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layer = nn.Linear(inputs, outputs, bias=False)
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        dense += [layer, nn.ReLU()]
+    head = nn.Linear(sizes.last_width, CLASSES, bias=False)
+    return nn.Sequential(Lookup(sizes), *dense, Mean(), head)
+
+
+class Lookup(nn.Module):
+    """The mean of a sample's table rows, repeated for every position at another strength."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.table = nn.Embedding(sizes.rows, sizes.width)
+        self.positions = sizes.positions
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        vectors: Tensor = self.table(tokens).mean(1, keepdim=True)
+        strengths = torch.linspace(0.5, 1.5, self.positions, device=vectors.device, dtype=vectors.dtype)
+        return vectors * strengths.unsqueeze(1)
+
+
+class Mean(nn.Module):
+    """Over the positions."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return vectors.mean(1)
+
+
+def load_tokens_by_class(request: DataRequest, rows: int) -> Data:
+    """Eight tokens per sample, all with the label as remainder by ten; few rows are used, so that each is seen often."""
+    refuse_folder(request, "'synthetic'")
+    count = samples_to_make(request, SAMPLES)
+    random = torch.Generator().manual_seed(request.seed)
+    labels = torch.arange(count) % CLASSES
+    tens = torch.randint(min(rows, 1000) // CLASSES, (count, TOKENS), generator=random)
+    return Data(SOURCE, (CLASSES * tens + labels.unsqueeze(1), labels))
