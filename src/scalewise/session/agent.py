@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import signal
 import time
+from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from threading import Thread
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
@@ -21,6 +23,7 @@ from scalewise.session.rendezvous import StoreRendezvous
 # torch itself takes seconds to load, and an optimizer's first step loads torch._dynamo: once, not in every rank.
 _PRELOAD = ["torch", "torch._dynamo", "scalewise.session.rank"]
 _MONITOR_SECONDS = 0.05
+_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 class Agent:
@@ -28,7 +31,7 @@ class Agent:
 
     def __init__(self, store: TCPStore, orders: Orders) -> None:
         _silence_elastic()
-        multiprocessing.set_forkserver_preload(_PRELOAD)
+        _start_forkserver()
         spec = WorkerSpec(
             role="rank",
             local_world_size=orders.placement.devices,
@@ -98,15 +101,28 @@ class _Console(LogsSpecs):
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
+
+
+def _start_forkserver() -> None:
+    """Once per launcher; it reads its environment as it starts.
+
+    Below errors, torch's sockets complain that rehearsed hosts have no name in the DNS.
+    """
+    multiprocessing.set_forkserver_preload(_PRELOAD)
+    asked_for = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = asked_for or "ERROR"
+    try:
+        forkserver.ensure_running()
+    finally:
+        if asked_for is None:
+            del os.environ[_LOG_LEVEL]
 
 
 def _silence_elastic() -> None:
-    """The agent logs every end of a rank as an error with a traceback of its own; the session says it in one sentence."""
-    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+    """The agent logs every end of a rank with a traceback of its own; the session says it in one sentence."""
+    for name in ("torch.distributed.elastic", "torch.multiprocessing", "torchelastic-events-null"):
         logger = logging.getLogger(name)
         logger.addHandler(logging.NullHandler())
         logger.propagate = False

@@ -18,7 +18,7 @@ OnReport = Callable[[int, Any], None]
 # After the first failure the launcher listens on, because the news of a death may come after its consequences,
 # and a rank that waits may have begun to do so later than its peers.
 _SETTLE_SECONDS = 0.3
-_SETTLE_SYMPTOM_SECONDS = 3.0
+_SETTLE_SYMPTOM_SECONDS = 2.0
 _STACK_SECONDS = 0.3
 
 
@@ -96,7 +96,7 @@ class Answers:
         return [from_silence(silent, self._timeout_seconds, "".join(map(self._stack, silent)))]
 
     def _stack(self, rank: int) -> str:
-        """Where a silent rank is: its signal handler writes that to the channel, as plain text, without the interpreter."""
+        """Where a silent rank is: its signal handler writes that to the channel, as text, without the interpreter."""
         self._agent.signal(SHOW_STACK, rank)
         channel, stack = self._channels[rank], b""
         while wait([channel], _STACK_SECONDS) and (piece := os.read(channel.fileno(), 65536)):

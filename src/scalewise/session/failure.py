@@ -19,15 +19,10 @@ Kind = Literal["died", "hang", "user", "oom", "error", "timeout", "lost"]
 _CAUSES_FIRST: tuple[Kind, ...] = ("died", "user", "oom", "error", "hang", "timeout", "lost")
 SYMPTOMS: frozenset[Kind] = frozenset({"timeout", "lost"})
 
-# gloo and NCCL raise plain RuntimeErrors: their words are all there is to go by.
-_TIMEOUT_WORDS = ("timed out", "timeout", "wait timeout")
-_LOST_WORDS = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "broken pipe",
-    "connection refused",
-    "remote process exited",
-)
+# gloo raises plain RuntimeErrors: their words are all there is to go by.
+_LIBRARY_WORDS = ("gloo", "nccl", "processgroup", "tcpstore")
+_TIMEOUT_WORDS = ("timed out", "timeout")
+_LOST_WORDS = ("connection closed", "connection reset", "broken pipe", "connection refused", "remote process exited")
 _MEMORY_WORDS = ("defaultcpuallocator: can't allocate memory", "not enough memory")
 
 
@@ -94,9 +89,11 @@ def _kind_of(error: BaseException) -> Kind:
         return "user"
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in words for word in _MEMORY_WORDS):
         return "oom"
-    if isinstance(error, (RuntimeError, OSError)):
+    if isinstance(error, ConnectionError):
+        return "lost"
+    if isinstance(error, RuntimeError) and any(word in words for word in _LIBRARY_WORDS):
         if any(word in words for word in _TIMEOUT_WORDS):
             return "timeout"
-        if isinstance(error, ConnectionError) or any(word in words for word in _LOST_WORDS):
+        if any(word in words for word in _LOST_WORDS):
             return "lost"
     return "error"

@@ -44,7 +44,7 @@ def _limit(group: Path, quota_us: int) -> None:
             (group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
     except OSError as error:
         raise UserError(
-            f"slow ranks need a cgroup that this process may write, but {group.parent} refuses ({error.strerror}); run as root"
+            f"slow ranks need a cgroup of their own, but {group.parent} refuses ({error.strerror}); run as root"
         ) from None
 
 

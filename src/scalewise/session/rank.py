@@ -8,9 +8,11 @@ import pickle
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,8 @@ from scalewise.session import hosts, quota
 from scalewise.session.failure import from_exception
 from scalewise.session.placement import Placement
 from scalewise.session.worker import Worker, join
+
+Result = TypeVar("Result")
 
 STOP = b""
 SHOW_STACK = signal.SIGUSR1
@@ -49,16 +53,10 @@ def live(orders: Orders) -> None:
     faulthandler.register(SHOW_STACK, file=channel.fileno(), all_threads=False)
     # The launcher's stdout is for its one answer; whatever a rank prints is a log.
     os.dup2(2, 1)
-    worker: Worker | None = None
-
-    def settle() -> int:
-        nonlocal worker
-        worker = _settle_in(orders, rank, channel)
-        return os.getpid()
-
-    _answer(channel, rank, settle)
-    while (message := channel.recv_bytes()) != STOP:
-        _answer(channel, rank, lambda order=message: _do(worker, order))
+    worker = _attempt(channel, rank, partial(_settle_in, orders, rank, channel))
+    channel.send_bytes(pickle.dumps(("result", None)))
+    while (order := channel.recv_bytes()) != STOP:
+        channel.send_bytes(_attempt(channel, rank, partial(_do, worker, order)))
     dist.destroy_process_group()
 
 
@@ -70,7 +68,7 @@ def die_with_launcher() -> None:
     end, and its end cannot be missed, before the line is let go.
     """
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)
     server._forkserver_alive_fd = None
     # Ctrl-C reaches every process of the terminal, but it is the launcher that decides what follows.
@@ -88,21 +86,26 @@ def _settle_in(orders: Orders, rank: int, channel: Connection) -> Worker:
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     if rank in orders.quotas:
         quota.join(orders.quotas[rank])
-    return join(orders.placement, rank, host, lambda report: channel.send_bytes(pickle.dumps(("report", report))))
+    return join(orders.placement, host, lambda report: channel.send_bytes(pickle.dumps(("report", report))))
 
 
-def _do(worker: Worker, order: bytes) -> object:
+def _do(worker: Worker, order: bytes) -> bytes:
+    """Plain pickle on purpose: multiprocessing's own would pass tensors by descriptors that die with this process."""
     task, arguments = pickle.loads(order)
-    result = task(worker, *arguments)
+    answer = pickle.dumps(("result", task(worker, *arguments)))
     if worker.device.type == "cuda":
         torch.cuda.empty_cache()
-    return result
+    return answer
 
 
-def _answer(channel: Connection, rank: int, work: Callable[[], object]) -> None:
-    """Plain pickle on purpose: multiprocessing's own would pass tensors by descriptors that die with this process."""
+def _attempt(channel: Connection, rank: int, work: Callable[[], Result]) -> Result:
+    """The work's result, or word of its failure to the launcher, which then ends all ranks.
+
+    Until that happens this one keeps its connections: peers should wait, not fail of a broken one and hide the cause.
+    """
     try:
-        answer = pickle.dumps(("result", work()))
+        return work()
     except BaseException as error:
-        answer = pickle.dumps(("failure", from_exception(rank, error)))
-    channel.send_bytes(answer)
+        channel.send_bytes(pickle.dumps(("failure", from_exception(rank, error))))
+        while True:
+            signal.pause()

@@ -6,7 +6,7 @@ import socket
 from datetime import timedelta
 from uuid import uuid4
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 LOOPBACK = "127.0.0.1"

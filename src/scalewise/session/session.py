@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scalewise.session.agent import Agent
 from scalewise.session.answers import Answers, OnReport
@@ -80,6 +80,10 @@ class Session:
             raise
         self._idle = True
         return results
+
+    @property
+    def is_open(self) -> bool:
+        return self._agent is not None
 
     def close(self) -> None:
         """End every rank and remove whatever was set up for them; does nothing the second time."""

@@ -1,4 +1,4 @@
-"""Slices of one GPU: ranks that each have a fixed share of its multiprocessors, through a CUDA MPS daemon of our own."""
+"""Slices of one GPU: ranks with a fixed share of its multiprocessors each, through a CUDA MPS daemon of our own."""
 
 from __future__ import annotations
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
+from scalewise.session.allocator import keep_freed_memory
 from scalewise.session.cores import allowed_cores, core_order, cores_of, pin
 from scalewise.session.placement import Placement
 
@@ -24,36 +28,37 @@ class Worker:
     """Of the process group: 'nccl' between GPUs, 'gloo' everywhere else."""
     host: int
     """Number of the host that the rank lives on."""
-    store: dist.Store
+    store: Store
     """Shared by all ranks, for tasks that need more than collectives; clear of the process group's own keys."""
     report: Callable[[object], None]
     """Send anything picklable to the launcher while the task runs."""
 
 
-def join(placement: Placement, local_rank: int, host: int, report: Callable[[object], None]) -> Worker:
-    """Take this process's device and join the others: RANK, WORLD_SIZE and the store are in the environment."""
-    device = _take_device(placement, local_rank)
+def join(placement: Placement, host: int, report: Callable[[object], None]) -> Worker:
+    """Take this process's device and join the others; who and where they are is in torchrun's environment variables."""
+    device = _take_device(placement, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     backend = "nccl" if placement.device_kind == "cuda" else "gloo"
     timeout = timedelta(seconds=placement.timeout_seconds)
-    store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
+    store, rank, world = next(rendezvous("env://", timeout=timeout))
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore("group", store),
+        store=PrefixStore("group", store),
         rank=rank,
         world_size=world,
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
-    return Worker(rank, world, device, backend, host, dist.PrefixStore("tasks", store), report)
+    return Worker(rank, world, device, backend, host, PrefixStore("tasks", store), report)
 
 
-def _take_device(placement: Placement, local_rank: int) -> torch.device:
+def _take_device(placement: Placement, local_rank: int, local_world: int) -> torch.device:
     if placement.device_kind == "cpu":
+        keep_freed_memory()
         pin(cores_of(local_rank, placement.cores_per_device, core_order(allowed_cores())))
         torch.set_num_threads(placement.cores_per_device)
         return torch.device("cpu")
     # Every slice is the whole of the GPU that its MPS daemon shows.
     device = torch.device("cuda", 0 if placement.device_kind == "slice" else local_rank)
     torch.cuda.set_device(device)
-    torch.set_num_threads(max(1, len(allowed_cores()) // placement.devices))
+    torch.set_num_threads(max(1, len(allowed_cores()) // local_world))
     return device

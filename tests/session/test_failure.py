@@ -1,0 +1,83 @@
+"""Which of several failures is the cause."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from scalewise.errors import UserError
+from scalewise.session.failure import (
+    Failure,
+    Kind,
+    RankFailed,
+    first_cause,
+    from_exception,
+    from_exit,
+    from_silence,
+    to_exception,
+)
+
+_VERBS = {"oom": "ran out of memory"}
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "sentence"),
+    [
+        (ValueError("no\nreally"), "error", "rank 1 failed: ValueError: no"),
+        (KeyError(), "error", "rank 1 failed: KeyError"),
+        (UserError("batch cannot be 0"), "user", "batch cannot be 0"),
+        (torch.OutOfMemoryError("20 GiB"), "oom", "rank 1 ran out of memory: OutOfMemoryError: 20 GiB"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "oom", None),
+        (RuntimeError(GLOO + "pair.cc:547] Connection closed by peer [127.0.0.1]:1234"), "lost", None),
+        (RuntimeError(GLOO + "unbound_buffer.cc:81] Timed out waiting 2000ms for recv operation"), "timeout", None),
+        (BrokenPipeError("Broken pipe"), "lost", None),
+        (RuntimeError("the dataset's server timed out"), "error", None),
+    ],
+)
+def test_an_exception_is_told_by_its_kind(error: Exception, kind: Kind, sentence: str | None) -> None:
+    failure = from_exception(1, error)
+    assert failure.kind == kind
+    assert failure.sentence == (sentence or f"rank 1 {_VERBS.get(kind, 'failed')}: {type(error).__name__}: {error}")
+    assert type(error).__name__ in failure.details
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (-9, "rank 2 was killed (signal 9)"),
+        (-11, "rank 2 was killed (signal 11)"),
+        (3, "rank 2 exited with code 3"),
+        (0, "rank 2 ended without an answer"),
+        (None, "rank 2 ended without an answer"),
+    ],
+)
+def test_an_exit_is_told_by_its_code(code: int | None, sentence: str) -> None:
+    assert from_exit(2, code).sentence == sentence
+
+
+def test_silent_ranks_are_all_named() -> None:
+    assert from_silence([1], 60.0, "").sentence == "rank 1 did not answer within 60 s"
+    assert from_silence([1, 3], 2.5, "").sentence == "ranks 1, 3 did not answer within 2.5 s"
+
+
+@pytest.mark.parametrize(
+    ("failures", "cause"),
+    [
+        ([(0, "lost", 1.0), (1, "died", 2.0), (2, "lost", 1.5)], 1),
+        ([(0, "timeout", 1.0), (1, "hang", 4.0)], 1),
+        ([(0, "lost", 1.0), (1, "error", 2.0)], 1),
+        ([(0, "error", 2.0), (1, "error", 1.0)], 1),
+        ([(0, "lost", 2.0), (1, "lost", 1.0)], 1),
+        ([(0, "error", 1.0), (1, "died", 2.0)], 1),
+    ],
+)
+def test_the_cause_is_named_and_not_its_symptoms(failures: list[tuple[int, Kind, float]], cause: int) -> None:
+    assert first_cause([Failure(rank, kind, "", "", seconds) for rank, kind, seconds in failures]).rank == cause
+
+
+def test_bad_input_found_by_a_rank_is_bad_input() -> None:
+    assert isinstance(to_exception(Failure(0, "user", "batch cannot be 0")), UserError)
+    failed = to_exception(Failure(3, "oom", "rank 3 ran out of memory", "trace"))
+    assert isinstance(failed, RankFailed)
+    assert (failed.rank, failed.kind, failed.details) == (3, "oom", "trace")

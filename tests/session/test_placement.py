@@ -1,0 +1,62 @@
+"""Placements: what is accepted, and what a refusal says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scalewise.errors import UserError
+from scalewise.session.cores import allowed_cores
+from scalewise.session.placement import Placement, parse_slow
+
+
+def test_slow_ranks_are_written_as_rank_and_share() -> None:
+    assert parse_slow(["1=0.5", "2=0.25"]) == {1: 0.5, 2: 0.25}
+
+
+@pytest.mark.parametrize("text", ["1", "one=0.5", "1=half", "=0.5", ""])
+def test_a_slow_rank_that_cannot_be_read_is_quoted(text: str) -> None:
+    with pytest.raises(UserError, match=f"cannot read slow rank '{text}'; write RANK=SHARE, for example 1=0.5"):
+        parse_slow([text])
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"devices": 0}, "devices cannot be 0; valid: 1 or more"),
+        ({"hosts": 9, "link": "1gbit"}, "hosts cannot be 9; valid: 1 to 8"),
+        ({"device_kind": "metal"}, "unknown device kind 'metal'; valid: cpu, cuda, slice, auto"),
+        ({"timeout_seconds": 0}, "a timeout of 0 s leaves no time to answer; valid: above 0"),
+        ({"link": "1gbit"}, "link '1gbit' joins rehearsed hosts; ask for 2 to 8 with --hosts"),
+        ({"devices": 4, "hosts": 2, "link": "fast"}, "cannot read link 'fast'"),
+        ({"devices": 2, "hosts": 3, "link": "1gbit"}, "2 devices leave some of 3 hosts without one; valid: 3 or more"),
+        ({"devices": 2, "hosts": 2, "link": "1gbit", "device_kind": "cuda"}, "use --device-kind cpu or slice"),
+        ({"devices": 2, "slow": {2: 0.5}}, "there is no rank 2 to slow down; valid: 0 to 1"),
+        ({"devices": 2, "slow": {1: 1.5}}, "rank 1 cannot run at 1.5 of its speed; valid: 0.01 to 1"),
+        ({"slow": {0: 0.5}, "device_kind": "cuda"}, "only cpu ranks can be slowed down, not 'cuda'"),
+        ({"slice_percent": 25, "device_kind": "cpu"}, "a slice percentage means nothing with --device-kind cpu"),
+        ({"slice_percent": 101, "device_kind": "slice"}, "slice percent cannot be 101; valid: 1 to 100"),
+    ],
+)
+def test_a_refusal_names_the_value_and_the_valid_ones(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        Placement(**given)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("devices", "hosts", "expected"),
+    [(4, 2, [0, 0, 1, 1]), (3, 2, [0, 0, 1]), (5, 3, [0, 0, 1, 1, 2]), (2, 1, [0, 0]), (2, 2, [0, 1])],
+)
+def test_neighbouring_ranks_share_a_host(devices: int, hosts: int, expected: list[int]) -> None:
+    placement = Placement(devices, "cpu", hosts, "1gbit" if hosts > 1 else None)
+    assert [placement.host_of(rank) for rank in range(devices)] == expected
+
+
+def test_more_cpu_ranks_than_cores_are_allowed_and_marked() -> None:
+    cores = len(allowed_cores())
+    assert not Placement(cores, "cpu").oversubscribed
+    assert Placement(cores + 1, "cpu").oversubscribed
+    assert Placement(1, "cpu", cores_per_device=cores + 1).oversubscribed
+    assert not Placement(cores + 1, "cuda").oversubscribed
