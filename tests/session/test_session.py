@@ -190,15 +190,20 @@ def test_when_the_launcher_ends_everything_does(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     assert launcher.stdout is not None
     ranks = {int(launcher.stdout.readline()) for _ in range(2)}
     others = psutil.Process(launcher.pid).children(recursive=True)
     assert ranks < {process.pid for process in others}
-    launcher.send_signal(number)
+    if number == signal.SIGINT:  # a terminal sends Ctrl-C to everyone in the foreground
+        os.killpg(launcher.pid, number)
+    else:
+        launcher.send_signal(number)
     errors = launcher.communicate(timeout=10)[1]
     assert psutil.wait_procs(others, timeout=10)[1] == []
     assert list(tmp_path.iterdir()) == []
     assert not list(Path("/sys/fs/cgroup").glob(f"*/scalewise-{launcher.pid}-*"))
     # What ranks print is a log, and not the launcher's answer on stdout.
     assert "a remark of rank 0" in errors
+    assert errors.count("Traceback") == (number == signal.SIGINT)

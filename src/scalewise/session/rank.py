@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-from scalewise.session import hosts, quota
+from scalewise.session import hosts, quota, script
 from scalewise.session.failure import from_exception
 from scalewise.session.placement import Placement
 from scalewise.session.worker import Worker, join
@@ -91,7 +91,10 @@ def _settle_in(orders: Orders, rank: int, channel: Connection) -> Worker:
 
 def _do(worker: Worker, order: bytes) -> bytes:
     """Plain pickle on purpose: multiprocessing's own would pass tensors by descriptors that die with this process."""
-    task, arguments = pickle.loads(order)
+    found, work = pickle.loads(order)
+    if found:
+        script.run_again(found)
+    task, arguments = pickle.loads(work)
     answer = pickle.dumps(("result", task(worker, *arguments)))
     if worker.device.type == "cuda":
         torch.cuda.empty_cache()

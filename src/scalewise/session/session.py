@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from scalewise.session import script
 from scalewise.session.agent import Agent
 from scalewise.session.answers import Answers, OnReport
 from scalewise.session.devices import settle
@@ -46,7 +47,8 @@ class Session:
         self._idle = False
 
     def __enter__(self) -> Session:
-        with ExitStack() as held:
+        script.refuse_a_session()
+        with ExitStack() as held, script.out_of_sight():
             orders = self._prepare(held)
             store = _open_store(orders.hosts)
             self._agent = Agent(store, orders)
@@ -68,7 +70,8 @@ class Session:
         """
         if self._agent is None or not self._idle:
             raise RuntimeError("this session is closed; open another")
-        order = pickle.dumps((task, args))
+        work = pickle.dumps((task, args))
+        order = pickle.dumps((script.needed_by(work), work))
         self._idle = False
         try:
             for channel in self._channels:
