@@ -44,7 +44,11 @@ def _fingerprint(paths: Sequence[Path]) -> str:
 
 def _read(cached: Path, fingerprint: str, count: int) -> Clips | None:
     # The zip container carries a checksum per array, so a damaged file is noticed and not trained on.
-    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(cached) as arrays:
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, EOFError, IndexError, zipfile.BadZipFile),
+        cached.open("rb") as file,
+    ):
+        arrays = np.load(file)
         clips: Clips = arrays["clips"] if str(arrays["fingerprint"]) == fingerprint else np.empty(0, np.float32)
         if clips.shape == (count, 1, CLIP_SAMPLES) and clips.dtype == np.float32:
             return clips

@@ -1,4 +1,4 @@
-"""Fetches the recordings of the study once: resumable, checked before anything is unpacked, in place whole or not at all."""
+"""Fetches the study's recordings once: resumable, checked before unpacking, in place whole or not at all."""
 
 from __future__ import annotations
 
@@ -56,14 +56,18 @@ def _download(url: str, part: Path, on_progress: Progress) -> None:
     if done:
         headers["Range"] = f"bytes={done}-"
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=SECONDS_OF_SILENCE) as answer:
-            _receive(url, answer, part, done, on_progress)
+        answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=SECONDS_OF_SILENCE)
     except urllib.error.HTTPError as error:
+        error.close()
         # "Range not satisfiable": nothing is missing. The checksum decides whether it is the right file.
-        if not (error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and done):
-            raise RunFailed(f"cannot fetch {url}: the server answers {error.code} {error.reason}") from error
-    except urllib.error.URLError as error:
-        raise RunFailed(f"cannot fetch {url}: {_reason(error.reason)}; is there a network?") from error
+        if done and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return
+        raise RunFailed(f"cannot fetch {url}: the server answers {error.code} {error.reason}") from error
+    except (http.client.HTTPException, OSError) as error:
+        reason = _reason(error.reason if isinstance(error, urllib.error.URLError) else error)
+        raise RunFailed(f"cannot fetch {url}: {reason}; is there a network?") from error
+    with answer:
+        _receive(url, answer, part, done, on_progress)
 
 
 def _receive(url: str, answer: http.client.HTTPResponse, part: Path, done: int, on_progress: Progress) -> None:

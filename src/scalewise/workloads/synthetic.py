@@ -83,7 +83,7 @@ def fit_sizes(name: str, parameters: int, flops: int, layers: int) -> Sizes:
 
 
 def _candidates(parameters: int, flops: int, layers: int) -> Iterator[Sizes]:
-    """Those with most of the parameters in the linear layers first; the table takes the rest, at least a row per class."""
+    """Those with most of the parameters in linear layers first; the table takes the rest, at least a row per class."""
     for table_percent in (0, 1, 2, 5, 10, 20, 30, 40, 50):
         positions = math.ceil(flops / (2 * parameters * (1 - table_percent / 100)))
         dense = flops / (2 * positions)
@@ -133,7 +133,7 @@ class Mean(nn.Module):
 
 
 def load_tokens_by_class(request: DataRequest, rows: int) -> Data:
-    """Eight tokens per sample, all with the label as remainder by ten; few rows are used, so that each is seen often."""
+    """Eight tokens per sample, all with the label as remainder by ten; few rows are used, so each is seen often."""
     refuse_folder(request, "'synthetic'")
     count = samples_to_make(request, SAMPLES)
     random = torch.Generator().manual_seed(request.seed)

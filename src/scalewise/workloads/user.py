@@ -108,8 +108,13 @@ def _load(place: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickle look a class up by its module's name; a loaded library of that name stays what it is.
     sys.modules.setdefault(path.stem, module)
-    with _told(place):
-        spec.loader.exec_module(module)
+    try:
+        with _told(place):
+            spec.loader.exec_module(module)
+    except UserError:
+        if sys.modules[path.stem] is module:
+            del sys.modules[path.stem]
+        raise
     return module
 
 
@@ -151,6 +156,9 @@ def _told(what: str) -> Iterator[None]:
 
 
 def _is_users(filename: str) -> bool:
-    ours, torchs = (str(Path(inspect.getfile(package)).parent) for package in (scalewise, torch))
-    library = any(part in ("site-packages", "dist-packages") for part in Path(filename).parts)
-    return not (library or filename.startswith(("<frozen", ours, torchs, str(Path(inspect.getfile(inspect)).parent))))
+    path = Path(filename)
+    if filename.startswith("<") or "site-packages" in path.parts:
+        return False
+    return not any(
+        path.is_relative_to(Path(inspect.getfile(package)).parent) for package in (scalewise, torch, inspect)
+    )
