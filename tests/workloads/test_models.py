@@ -98,7 +98,7 @@ def test_the_linear_model_learns_synthetic_speech() -> None:
 
 
 def test_the_convolutional_model_learns_synthetic_speech() -> None:
-    first, last, accuracy = fit(resolve("conv"), samples=4, steps=8, batch=4)
+    first, last, accuracy = fit(resolve("conv"), samples=2, steps=12, batch=2)
     assert last < first - 0.5
     assert accuracy == 1
 
@@ -106,7 +106,7 @@ def test_the_convolutional_model_learns_synthetic_speech() -> None:
 def test_a_unet_learns_shapes() -> None:
     first, last, accuracy = fit(resolve("unet:size=32"), samples=32, steps=100, batch=16)
     assert last < first / 3
-    assert accuracy > 0.93
+    assert accuracy > 0.95  # all background would be 0.79
 
 
 def test_a_transformer_learns_text() -> None:

@@ -45,7 +45,7 @@ def draw_shapes(random: np.random.Generator, size: int) -> tuple[Plane, Plane]:
     mask = np.zeros((size, size), dtype=bool)
     image = 0.2 + 0.2 * random.random(dtype=np.float32) * x
     for _ in range(random.integers(1, 4)):
-        (across, down), radius = random.uniform(0.2, 0.8, 2), random.uniform(0.08, 0.2)
+        (across, down), radius = random.uniform(0.2, 0.8, 2), random.uniform(0.12, 0.3)
         kind = random.integers(3)
         if kind == 0:
             inside = (x - across) ** 2 + (y - down) ** 2 < radius**2
