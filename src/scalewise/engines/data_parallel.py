@@ -57,7 +57,6 @@ class RanksEngine:
         self.steps = 0
 
     def start_epoch(self, batches: list[Tensor]) -> None:
-        self.seen, self.steps = [], 0
         sizes = [len(rows) for rows in batches]
         self.batches = zip(sizes, self.feed.batches(batches) if self.feed else [None] * len(sizes), strict=True)
 
@@ -76,6 +75,7 @@ class RanksEngine:
     def losses(self) -> Tensor:
         """Rank 0 knows them; the others learn them, so that all stop at a bad one."""
         known = torch.stack(self.seen).float() if self.seen else torch.zeros(self.steps)
+        self.seen, self.steps = [], 0
         return sum_losses(known, self.job.place.device)
 
     def _lead(self, inputs: Tensor, targets: Tensor, shares: list[int]) -> None:

@@ -46,7 +46,6 @@ class EagerEngine:
                 parameter.register_post_accumulate_grad_hook(lambda _: job.clock.note())
 
     def start_epoch(self, batches: list[Tensor]) -> None:
-        self.seen = []
         place = self.job.place
         shards = [shards_of(rows, place.world, place.rank, self.job.settings.accumulate) for rows in batches]
         feed = self.feed.batches([shard.rows for parts in shards for shard in parts])  # type: ignore[union-attr]
@@ -82,6 +81,7 @@ class EagerEngine:
 
     def losses(self) -> Tensor:
         own = torch.stack(self.seen).float() / self.scale if self.seen else torch.empty(0)
+        self.seen = []
         return sum_losses(own, self.job.place.device)
 
     def _reducing(self, last: bool) -> AbstractContextManager[None]:

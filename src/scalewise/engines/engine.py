@@ -63,5 +63,5 @@ class Engine(Protocol):
         ...
 
     def losses(self) -> Tensor:
-        """The mean loss of each global batch since `start_epoch`, before its update. Waits for the device."""
+        """The mean loss of each global batch since the last call, before its update. Waits for the device."""
         ...

@@ -13,6 +13,7 @@ from scalewise.step.clock import Clock, EventClock
 from scalewise.step.feed import Feed, Resident
 from scalewise.step.optimizers import CAPTURABLE, make_optimizer
 from scalewise.step.precision import autocast
+from scalewise.step.settings import MOST_PENDING_STEPS, steps_per_epoch
 
 EAGER_STEPS = 3
 """Steps of a batch size that run eagerly first: libraries choose their algorithms, optimizers make their state."""
@@ -44,33 +45,37 @@ class GraphEngine:
     def __init__(self, job: Job, model: nn.Module, feed: Resident) -> None:
         self.job = job
         self.model = model
-        self.feed = feed
+        self.feed: Resident = feed
         device = job.place.device
         self.optimizer = make_optimizer(job.optimizer, model.parameters(), job.learning_rate, captured=True)
         torch.cuda.set_stream(torch.cuda.Stream(device))  # the default stream cannot be captured
         samples, batch = len(feed.inputs), job.settings.batch
-        self.order = torch.zeros(samples + batch, dtype=torch.int64, device=device)
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self.steps_done = torch.zeros(1, dtype=torch.int64, device=device)
-        self.loss_buffer = torch.zeros(samples, device=device)
-        self.offsets = {size: torch.arange(size, device=device) for size in {batch, samples % batch} - {0}}
+        self.orders = {
+            size: torch.zeros(count, size, dtype=torch.int64, device=device)
+            for size, count in {batch: samples // batch, samples % batch: 1}.items()
+            if size and count
+        }
+        self.loss_buffer = torch.zeros(steps_per_epoch(samples, batch) + MOST_PENDING_STEPS, device=device)
+        self.counters = torch.zeros(2, dtype=torch.int64, device=device)
+        self.step_in_epoch, self.steps_pending = self.counters[:1], self.counters[1:]
         self.sizes: list[int] = []
-        self.position = 0
+        self.position = self.pending = 0
         self.runs: Counter[int] = Counter()
         self.graphs: dict[int, _Captured] = {}
 
     def start_epoch(self, batches: list[Tensor]) -> None:
+        """Row numbers travel to the device once, without waiting for it."""
         self.sizes = [len(rows) for rows in batches]
         self.position = 0
-        if batches:
-            rows = torch.cat(batches)
-            self.order[: len(rows)].copy_(rows)
-        self.cursor.zero_()
-        self.steps_done.zero_()
+        for size, order in self.orders.items():
+            if rows := [batch for batch in batches if len(batch) == size]:
+                order[: len(rows)].copy_(torch.stack(rows).pin_memory(), non_blocking=True)
+        self.step_in_epoch.zero_()
 
     def step(self) -> None:
         size = self.sizes[self.position]
         self.position += 1
+        self.pending += 1
         clock = self.job.clock
         clock.start()
         captured = self.graphs.get(size)
@@ -83,11 +88,15 @@ class GraphEngine:
             self._work(size, clock.lap)
 
     def losses(self) -> Tensor:
-        torch.cuda.synchronize()
-        return self.loss_buffer[: self.position].cpu()
+        losses = self.loss_buffer[: self.pending].cpu()
+        self.steps_pending.zero_()
+        self.pending = 0
+        return losses
 
     def _work(self, size: int, mark: Callable[[str], None]) -> None:
-        rows = self.order.index_select(0, self.cursor + self.offsets[size])
+        order = self.orders[size]
+        # A short batch is the last of its epoch: its rows are the only ones of that size.
+        rows = order.index_select(0, self.step_in_epoch).view(-1) if len(order) > 1 else order.view(-1)
         inputs = self.feed.inputs.index_select(0, rows)
         targets = self.feed.targets.index_select(0, rows)
         mark("load")
@@ -100,9 +109,8 @@ class GraphEngine:
         loss.backward()  # type: ignore[no-untyped-call]
         mark("backward")
         self.optimizer.step()
-        self.loss_buffer.index_copy_(0, self.steps_done, loss.detach().float().reshape(1))
-        self.cursor.add_(size)
-        self.steps_done.add_(1)
+        self.loss_buffer.index_copy_(0, self.steps_pending, loss.detach().float().view(1))
+        self.counters.add_(1)
         mark("update")
 
     def _capture(self, size: int) -> _Captured:

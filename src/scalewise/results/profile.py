@@ -95,9 +95,9 @@ class Profile(Printable):
             f" on one device ({document.device}), {document.execution}, {document.precision}; "
             f"{bytes_text(document.parameter_bytes)} of parameters, {document.samples_per_epoch:,} samples per epoch",
         )
-        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 3, 0, 0))
-        for title in ("batch", "load", "forward", "backward", "update", "step", "per sample", "epoch", "peak memory"):
-            table.add_column(title, justify="right")
+        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+        for title in ("batch", "load", "forward", "backward", "update", "step", "sample", "epoch", "memory"):
+            table.add_column(title, justify="right", no_wrap=True)
         for step in document.steps:
             steps_per_epoch = -(-document.samples_per_epoch // step.batch)
             table.add_row(

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from scalewise.phases import PHASES
+from scalewise.step.settings import MOST_PENDING_STEPS
 from scalewise.timeline import Span
 
 Marks = list[tuple[str, float]]
@@ -36,16 +37,15 @@ class Times:
 
     warm_up: int = 0
     """Steps at the start that are not counted."""
-    steps: int = 0
-    step_seconds: list[float] = field(default_factory=list)
+    all_seconds: list[float] = field(default_factory=list)
+    """Of every step, the warm-up's too."""
     sampled: deque[list[tuple[str, float, float]]] = field(default_factory=lambda: deque(maxlen=SAMPLED_STEPS))
     """Of the latest sampled steps: (phase, start, seconds)."""
 
     def add(self, seconds: list[float], sampled: dict[int, Marks]) -> None:
         """Add steps in their order; `sampled` gives, by position, a step's start and the moment each phase ended."""
-        skip = max(0, self.warm_up - self.steps)
-        self.steps += len(seconds)
-        self.step_seconds += seconds[skip:]
+        skip = max(0, self.warm_up - len(self.all_seconds))
+        self.all_seconds += seconds
         self.sampled.extend(
             [(phase, before, moment - before) for (_, before), (phase, moment) in pairwise(marks)]
             for position, marks in sampled.items()
@@ -53,10 +53,16 @@ class Times:
         )
 
     @property
+    def step_seconds(self) -> list[float]:
+        """Of every step after the warm-up."""
+        return self.all_seconds[self.warm_up :]
+
+    @property
     def phases(self) -> dict[str, float]:
         """Seconds per step over the middle half of the sampled steps: they sum to a typical step, not to a hiccup."""
         ordered = sorted(self.sampled, key=lambda spans: sum(seconds for _, _, seconds in spans))
-        middle = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
+        trimmed = max(len(ordered) // 4, 1) if len(ordered) > 2 else 0
+        middle = ordered[trimmed : len(ordered) - trimmed]
         totals: dict[str, float] = defaultdict(float)
         for spans in middle:
             for phase, _, seconds in spans:
@@ -75,12 +81,16 @@ class Times:
 class HostClock:
     """For CPU ranks, where work is done when the call returns: a mark costs a tenth of a microsecond."""
 
+    MOST_MARKS = 50_000
+
     def __init__(self, times: Times) -> None:
         self.times = times
         self.marks: Marks = []
         self.noted = 0.0
 
     def start(self) -> None:
+        if len(self.marks) > self.MOST_MARKS:
+            self.collect()
         self.marks.append(("", perf_counter()))
 
     def lap(self, phase: str, *, noted: bool = False) -> None:
@@ -98,9 +108,9 @@ class HostClock:
 
 
 class EventClock:
-    """For GPUs: an event between steps, and events between phases of every `EVERY`-th step only."""
+    """For GPUs: an event between steps; between phases only in the first steps and then in every 16th."""
 
-    EVERY = 16
+    SAMPLED_AT_FIRST, EVERY = 32, 16
 
     def __init__(self, times: Times) -> None:
         self.times = times
@@ -110,11 +120,13 @@ class EventClock:
         self.noted: torch.cuda.Event | None = None
 
     def start(self) -> None:
+        if len(self.boundaries) > 2 * MOST_PENDING_STEPS:
+            self.collect()
         event = _event()
         position = len(self.boundaries)
         self.boundaries.append(event)
         self.current = None
-        if position % self.EVERY == 0:
+        if position < self.SAMPLED_AT_FIRST or position % self.EVERY == 0:
             self.current = self.sampled[position] = [("", event)]
 
     def lap(self, phase: str, *, noted: bool = False) -> None:

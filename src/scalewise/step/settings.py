@@ -11,6 +11,9 @@ from scalewise.errors import UserError
 Precision = Literal["fp32", "tf32", "bf16"]
 Execution = Literal["eager", "graph", "auto"]
 
+MOST_PENDING_STEPS = 4096
+"""Steps that may have been started but not looked at: a GPU is never waited for sooner than need be."""
+
 
 @dataclass(frozen=True)
 class Settings:

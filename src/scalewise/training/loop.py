@@ -17,7 +17,7 @@ from scalewise.errors import RunFailed, UserError
 from scalewise.plan import Footprint
 from scalewise.step.clock import Times, make_clock
 from scalewise.step.precision import set_precision
-from scalewise.step.settings import steps_per_epoch
+from scalewise.step.settings import MOST_PENDING_STEPS, steps_per_epoch
 from scalewise.step.shards import epoch_order
 from scalewise.timeline import Span
 from scalewise.tracing import sockets
@@ -81,6 +81,7 @@ def train_on(place: Place, request: Request, report: Callable[[Report], None], *
         outcome = run.outcome
         run.go()
     outcome.step_seconds = times.step_seconds
+    outcome.epoch_seconds = run.epoch_seconds(times)
     outcome.phases = times.phases
     outcome.spans = times.spans(place.rank)
     outcome.peak_memory_bytes = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
@@ -106,7 +107,9 @@ class _Run:
     ) -> None:
         self.job, self.engine, self.total, self.warm_up = job, engine, total, warm_up
         self.report, self.interrupt = report, interrupt
-        self.done = self.first = 0
+        self.done = self.first = self.looked_at = 0
+        self.looked = perf_counter()
+        self.epochs: list[tuple[int, int, float]] = []
         self.outcome = Outcome(
             source=job.data.source,
             samples=len(job.data),
@@ -134,25 +137,31 @@ class _Run:
             batches = list(order.split(self.job.settings.batch))[begun : begun + self.total - self.done]
             seconds = self._epoch(epoch, batches)
             if len(batches) == per_epoch and not self.interrupt.requested:
-                self.outcome.epoch_seconds.append(seconds)
+                self.epochs.append((self.done - self.first - per_epoch, self.done - self.first, seconds))
             self._save()
         self.outcome.steps = self.done - self.first
         self.outcome.interrupted = self.interrupt.requested and self.done < self.total
 
+    def epoch_seconds(self, times: Times) -> list[float]:
+        """On a GPU, which may be epochs behind when the loop is through one, the sum of the steps as it timed them."""
+        if self.job.place.device.type == "cpu":
+            return [seconds for _, _, seconds in self.epochs]
+        return [sum(times.all_seconds[first:end]) for first, end, _ in self.epochs]
+
     def _epoch(self, epoch: int, batches: list[Tensor]) -> float:
-        """Seconds of training in one epoch, without its checkpoints."""
+        """Seconds in which the loop went through one epoch, without its checkpoints."""
         every = self.job.settings.checkpoint_every
         saving = 0.0
+        started = reported = perf_counter()
         self.engine.start_epoch(batches)
         first, end = self._traced(batches)
-        started = reported = perf_counter()
         for position in range(len(batches)):
             if position == first:
                 self.outcome.traffic.start()
             self.engine.step()
+            self.done += 1
             if position == end:
                 self.outcome.traffic.stop(end - first + 1)
-            self.done += 1
             if every and self.done % every == 0:
                 before = perf_counter()
                 self._save()
@@ -163,12 +172,26 @@ class _Run:
             if now - reported > SECONDS_BETWEEN_REPORTS:
                 self.report(Report(self.done, self.total, epoch))
                 reported = now
-        losses = self.engine.losses()
-        seconds = perf_counter() - started - saving
+        if self._look():
+            self._collect(epoch)
+        return perf_counter() - started - saving
+
+    def _look(self) -> bool:
+        """Whether to wait for the device now: on one GPU only now and then, between ranks always, so that all agree."""
+        return (
+            self.job.place.device.type == "cpu"
+            or self.job.place.world > 1
+            or self.done == self.total
+            or self.interrupt.requested
+            or self.done - self.looked_at > MOST_PENDING_STEPS
+            or perf_counter() - self.looked > SECONDS_BETWEEN_REPORTS
+        )
+
+    def _collect(self, epoch: int) -> None:
+        self._check(self.engine.losses())
         self.job.clock.collect()
-        self._check(losses)
+        self.looked, self.looked_at = perf_counter(), self.done
         self.report(Report(self.done, self.total, epoch, self.outcome.loss))
-        return seconds
 
     def _traced(self, batches: list[Tensor]) -> tuple[int, int]:
         """The first and last step whose bytes are counted: after the warm-up, whole batches only."""
