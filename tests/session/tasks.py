@@ -60,6 +60,14 @@ def fail_on(worker: Worker, rank: int, how: str) -> float:
     return total(worker, 1.0)
 
 
+def fail_sender(worker: Worker, rank: int, how: str) -> None:
+    """One rank fails in the given way while rank 0 waits for its message."""
+    if worker.rank == rank:
+        _FAILURES[how]()
+    if worker.rank == 0:
+        dist.recv(torch.zeros(1), src=rank)
+
+
 def fail_idle(worker: Worker, rank: int, how: str) -> None:
     """One rank fails in the given way while its peers have finished."""
     if worker.rank == rank:

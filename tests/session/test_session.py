@@ -85,12 +85,12 @@ def test_a_task_that_cannot_travel_is_refused_and_the_session_goes_on(session_of
         ("oom", "oom", "rank 1 ran out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"),
         ("kill", "died", "rank 1 was killed (signal 9)"),
         ("quit", "died", "rank 1 ended without an answer"),
-        ("hang", "hang", "rank 1 did not answer within 1 s"),
-        ("stop", "hang", "rank 1 did not answer within 1 s"),
+        ("hang", "hang", "rank 1 did not answer within 1.5 s"),
+        ("stop", "hang", "rank 1 did not answer within 1.5 s"),
     ],
 )
 def test_the_rank_that_failed_is_named_and_all_ranks_end(how: str, kind: str, sentence: str) -> None:
-    with Session(Placement(3, "cpu", timeout_seconds=1.0)) as session:
+    with Session(Placement(3, "cpu", timeout_seconds=1.5)) as session:
         ranks = [psutil.Process(there["pid"]) for there in session.run(tasks.where)]
         with pytest.raises(RankFailed) as failed:
             session.run(tasks.fail_on, 1, how)
@@ -107,9 +107,17 @@ def test_the_error_of_a_rank_comes_with_its_traceback() -> None:
 
 
 def test_a_rank_that_hangs_shows_where() -> None:
-    with Session(Placement(2, "cpu", timeout_seconds=1.0)) as session, pytest.raises(RankFailed) as failed:
+    with Session(Placement(2, "cpu", timeout_seconds=1.5)) as session, pytest.raises(RankFailed) as failed:
         session.run(tasks.fail_idle, 1, "hang")
     assert "in _hang" in failed.value.details
+
+
+def test_a_rank_that_never_sends_is_named() -> None:
+    with (
+        Session(Placement(2, "cpu", timeout_seconds=1.5)) as session,
+        pytest.raises(RankFailed, match=r"^rank 1 did not answer within 1.5 s$"),
+    ):
+        session.run(tasks.fail_sender, 1, "hang")
 
 
 def test_a_rank_that_dies_after_its_peers_have_finished_is_named() -> None:

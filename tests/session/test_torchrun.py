@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,11 +60,12 @@ def test_what_makes_no_sense_under_torchrun_is_refused(given: dict[str, Any], se
     assert sentence in str(refused.value)
 
 
-def test_every_rank_runs_the_task_and_one_prints() -> None:
+def test_every_rank_runs_the_task_and_one_prints(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*torchrun, "-m", "tests.session.torchrun_script"],
         cwd=Path(__file__).parents[2],
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # torchrun leaves its logs behind
         capture_output=True,
         text=True,
         check=False,

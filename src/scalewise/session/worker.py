@@ -16,6 +16,9 @@ from scalewise.session.allocator import keep_freed_memory
 from scalewise.session.cores import allowed_cores, core_order, cores_of, pin
 from scalewise.session.placement import Placement
 
+# Ranks that start on a busy machine may be far apart: the placement's timeout counts once all are here.
+_JOIN_SECONDS = 120.0
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -38,14 +41,15 @@ def join(placement: Placement, host: int, report: Callable[[object], None]) -> W
     """Take this process's device and join the others; who and where they are is in torchrun's environment variables."""
     device = _take_device(placement, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     backend = "nccl" if placement.device_kind == "cuda" else "gloo"
-    timeout = timedelta(seconds=placement.timeout_seconds)
-    store, rank, world = next(rendezvous("env://", timeout=timeout))
+    store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_SECONDS)))
+    store.set(f"here/{rank}", "")
+    store.wait([f"here/{other}" for other in range(world)])
     dist.init_process_group(
         backend,
         store=PrefixStore("group", store),
         rank=rank,
         world_size=world,
-        timeout=timeout,
+        timeout=timedelta(seconds=placement.timeout_seconds),
         device_id=device if backend == "nccl" else None,
     )
     return Worker(rank, world, device, backend, host, PrefixStore("tasks", store), report)
