@@ -82,7 +82,7 @@ def study(workload: Workload, batch: int, device: torch.device) -> Step:
         inputs, targets = (tensor.to(device) for tensor in next(batches))
         optimizer.zero_grad()
         loss = workload.loss(model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
 
     return step
@@ -100,7 +100,7 @@ def plain(workload: Workload, batch: int, device: torch.device) -> Step:
         chosen = rows[position : position + batch]
         position = 0 if position + 2 * batch > len(rows) else position + batch
         loss = workload.loss(model(inputs.index_select(0, chosen)), targets.index_select(0, chosen))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -123,7 +123,7 @@ def plain_graph(workload: Workload, batch: int, device: torch.device) -> Step:
     def work() -> None:
         optimizer.zero_grad(set_to_none=True)
         loss = workload.loss(model(inputs.index_select(0, chosen)), targets.index_select(0, chosen))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
 
     side = torch.cuda.Stream()
@@ -198,7 +198,9 @@ def measure(workload: str, batch: int, repeats: int, seconds: float, device: tor
     steps = {}
     for name in names:
         ask(name, 5 if device.type == "cuda" else 2)
-        steps[name] = max(1, round(seconds / (ask(name, 4 if device.type == "cuda" else 1) / (4 if device.type == "cuda" else 1))))
+        steps[name] = max(
+            1, round(seconds / (ask(name, 4 if device.type == "cuda" else 1) / (4 if device.type == "cuda" else 1)))
+        )
     times: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(repeats):
         for name in names if repeat % 2 else reversed(names):
@@ -241,9 +243,13 @@ def main() -> None:
                 *(f"{other / found['ours']:.2f}x" for other in (found["study"], found["plain"], best)),
             )
     console.print(table)
-    console.print("vs: how many times faster ours is; best plain: the fastest of the plain loops (hand-captured graph, kept memory)")
+    console.print(
+        "vs: how many times faster ours is; best plain: the fastest of the plain loops (hand-captured graph, kept memory)"
+    )
     if options.json:
-        options.json.write_text(json.dumps({"device": device_name(device), "torch": torch.__version__, "rows": rows}, indent=2))
+        options.json.write_text(
+            json.dumps({"device": device_name(device), "torch": torch.__version__, "rows": rows}, indent=2)
+        )
 
 
 if __name__ == "__main__":

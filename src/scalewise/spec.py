@@ -19,7 +19,11 @@ class Spec:
     def __str__(self) -> str:
         if not self.options:
             return self.name
-        return self.name + ":" + ",".join(key if value == "true" else f"{key}={value}" for key, value in self.options.items())
+        return (
+            self.name
+            + ":"
+            + ",".join(key if value == "true" else f"{key}={value}" for key, value in self.options.items())
+        )
 
 
 def parse_spec(text: str) -> Spec:

@@ -22,17 +22,21 @@ DeviceKind = Annotated[
     typer.Option("--device-kind", help="cpu: a core per device. cuda: a GPU per device. slice: parts of one GPU."),
 ]
 DataPath = Annotated[
-    Path | None, typer.Option("--data", help="Folder or file with the data; else found or generated.", show_default=False)
+    Path | None,
+    typer.Option("--data", help="Folder or file with the data; else found or generated.", show_default=False),
 ]
 Samples = Annotated[
     int | None, typer.Option("--samples", min=1, help="Use only the first so many samples.", show_default=False)
 ]
 InputShape = Annotated[
     str | None,
-    typer.Option("--input", metavar="3x224x224", help="What one sample of your nn.Module looks like.", show_default=False),
+    typer.Option(
+        "--input", metavar="3x224x224", help="What one sample of your nn.Module looks like.", show_default=False
+    ),
 ]
 Classes = Annotated[
-    int | None, typer.Option("--classes", min=1, help="How many classes your nn.Module tells apart.", show_default=False)
+    int | None,
+    typer.Option("--classes", min=1, help="How many classes your nn.Module tells apart.", show_default=False),
 ]
 Precision = Annotated[
     Literal["fp32", "tf32", "bf16"], typer.Option("--precision", help="What the matrix units compute in.")
@@ -41,7 +45,8 @@ Execution = Annotated[
     Literal["eager", "graph", "auto"], typer.Option("--execution", help="graph: the whole step as one CUDA graph.")
 ]
 Load = Annotated[
-    str, typer.Option("--load", help="auto, device, stream:workers=4, or files (every sample from its file, each epoch).")
+    str,
+    typer.Option("--load", help="auto, device, stream:workers=4, or files (every sample from its file, each epoch)."),
 ]
 Hosts = Annotated[int, typer.Option("--hosts", min=1, help="Rehearse so many hosts (network namespaces; needs root).")]
 Link = Annotated[
@@ -52,7 +57,8 @@ Slow = Annotated[
     typer.Option("--slow", metavar="RANK=SHARE", help="Give a rank part of its core: 1=0.5.", show_default=False),
 ]
 SlicePercent = Annotated[
-    int | None, typer.Option("--slice-percent", help="Share of the GPU per slice. [default: 100 / devices]", show_default=False)
+    int | None,
+    typer.Option("--slice-percent", help="Share of the GPU per slice. [default: 100 / devices]", show_default=False),
 ]
 CoresPerDevice = Annotated[int, typer.Option("--cores-per-device", min=1, help="Cores, and threads, of a cpu device.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds that ranks wait for one that hangs.")]

@@ -11,12 +11,14 @@ from scalewise.cli import options
 from scalewise.cli.options import WorkloadName
 from scalewise.strategies.registry import strategy_of
 
+
 def train(
     workload: WorkloadName,
     strategy: Annotated[str, typer.Option(help="How it is spread; see `scalewise list strategies`.")] = "single",
     devices: Annotated[int, typer.Option(min=1, help="Workers, over all hosts.")] = 1,
     batch: Annotated[
-        int | None, typer.Option(help="Global batch: samples per update over all devices. [default: 20]", show_default=False)
+        int | None,
+        typer.Option(help="Global batch: samples per update over all devices. [default: 20]", show_default=False),
     ] = None,
     batch_per_device: Annotated[int | None, typer.Option(help="The same per device.", show_default=False)] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data. [default: 1]", show_default=False)] = None,
@@ -33,11 +35,13 @@ def train(
     input: options.InputShape = None,
     classes: options.Classes = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="adam, adamw, sgd, momentum, adagrad. [default: the workload's]", show_default=False)
+        str | None,
+        typer.Option(help="adam, adamw, sgd, momentum, adagrad. [default: the workload's]", show_default=False),
     ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="[default: the workload's]", show_default=False)] = None,
     accumulate: Annotated[
-        int, typer.Option(help="Compute each batch in so many parts before its one update: less memory, same mathematics.")
+        int,
+        typer.Option(help="Compute each batch in so many parts before its one update: less memory, same mathematics."),
     ] = 1,
     seed: Annotated[int, typer.Option(help="Of initial weights and shuffling.")] = 0,
     precision: options.Precision = "fp32",

@@ -1,7 +1,7 @@
 """The study's eight steps, point to point through the default device (rank 0), each a phase of its own.
 
-    rank 0  load  scatter  broadcast  forward  gather  loss  scatter  backward  reduce  update
-    others        scatter  broadcast  forward  gather  idle  scatter  backward  reduce  idle
+rank 0  load  scatter  broadcast  forward  gather  loss  scatter  backward  reduce  update
+others        scatter  broadcast  forward  gather  idle  scatter  backward  reduce  idle
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from scalewise.engines.eager import EagerEngine
 from scalewise.engines.engine import Engine, Job
-from scalewise.engines.single import EagerEngine
 from scalewise.errors import UserError
 from scalewise.step.feed import Batch, make_feed
 from scalewise.step.flat import flatten_parameters, trainable, views_of
@@ -32,7 +32,9 @@ def build(strategy: DataParallel, job: Job) -> Engine:
         feed = make_feed(job.data, job.settings.load, job.place.device)
         return EagerEngine(job, model, feed, nn.DataParallel(model))
     if job.settings.accumulate > 1:
-        raise UserError("data-parallel cannot accumulate: its loss is computed once, over the whole batch; use mirrored")
+        raise UserError(
+            "data-parallel cannot accumulate: its loss is computed once, over the whole batch; use mirrored"
+        )
     return RanksEngine(job, model)
 
 
@@ -95,17 +97,16 @@ class RanksEngine:
         whole = torch.cat([outputs.detach(), *gathered]).requires_grad_()
         with autocast(self.job.settings.precision, self.job.place.device):
             loss = self.job.workload.loss(whole, targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         lap("loss")
         mine, *theirs = whole.grad.split(shares)  # type: ignore[union-attr]
         wire.send(list(zip(theirs, others, strict=True)))
         lap("scatter")
-        outputs.backward(mine)  # type: ignore[no-untyped-call]
+        outputs.backward(mine)
         lap("backward")
         wire.receive(list(zip(self.gradients, others, strict=False)))
-        own = [parameter.grad for parameter in self.trainable]
         for views in self.gradient_views[: len(others)]:
-            torch._foreach_add_(own, views)  # type: ignore[arg-type]
+            torch._foreach_add_(self._own_gradients(), views)
         lap("reduce")
         self.optimizer.step()  # type: ignore[union-attr]
         self.optimizer.zero_grad()  # type: ignore[union-attr]
@@ -127,12 +128,15 @@ class RanksEngine:
         gradient = torch.empty_like(outputs)
         wire.receive([(gradient, 0)])
         lap("scatter")
-        outputs.backward(gradient)  # type: ignore[no-untyped-call]
+        outputs.backward(gradient)
         lap("backward")
-        torch._foreach_copy_(self.gradient_views[0], [parameter.grad for parameter in self.trainable])  # type: ignore[arg-type]
+        torch._foreach_copy_(self.gradient_views[0], self._own_gradients())
         wire.send([(self.gradients[0], 0)])
         self.model.zero_grad()
         lap("reduce")
+
+    def _own_gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.trainable if parameter.grad is not None]
 
     def _forward(self, inputs: Tensor) -> Tensor:
         with autocast(self.job.settings.precision, self.job.place.device):

@@ -32,13 +32,11 @@ class EagerEngine:
         """`averaged`: the wrapper divides gradients by the number of ranks, as DDP does by itself."""
         self.job = job
         self.model = model
-        self.feed: Feed | None = feed
+        self.feed = feed
         self.network = network or model
         self.reduces = isinstance(network, DistributedDataParallel)
         self.scale = float(job.place.world) if averaged else 1.0
-        self.optimizer: torch.optim.Optimizer | None = make_optimizer(
-            job.optimizer, model.parameters(), job.learning_rate
-        )
+        self.optimizer = make_optimizer(job.optimizer, model.parameters(), job.learning_rate)
         self.pending: Iterator[tuple[Batch, float, bool]] = iter(())
         self.seen: list[Tensor] = []
         if self.reduces:
@@ -48,7 +46,7 @@ class EagerEngine:
     def start_epoch(self, batches: list[Tensor]) -> None:
         place = self.job.place
         shards = [shards_of(rows, place.world, place.rank, self.job.settings.accumulate) for rows in batches]
-        feed = self.feed.batches([shard.rows for parts in shards for shard in parts])  # type: ignore[union-attr]
+        feed = self.feed.batches([shard.rows for parts in shards for shard in parts])
         told = [(shard.weight * self.scale, shard is parts[-1]) for parts in shards for shard in parts]
         self.pending = ((batch, *what) for batch, what in zip(feed, told, strict=True))
 
@@ -67,15 +65,15 @@ class EagerEngine:
             if weight != 1.0:
                 loss = loss * weight
             clock.lap("loss")
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             if self.reduces and last:
                 clock.lap("backward", noted=True)
                 clock.lap("reduce")
             else:
                 clock.lap("backward")
             total = loss.detach() if total is None else total + loss.detach()
-        self.optimizer.step()  # type: ignore[union-attr]
-        self.optimizer.zero_grad()  # type: ignore[union-attr]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         clock.lap("update")
         self.seen.append(total)  # type: ignore[arg-type]
 

@@ -46,13 +46,22 @@ class Job:
 class Engine(Protocol):
     """Built once per run; `start_epoch` is told the whole epoch, `step` does its next batch."""
 
-    model: nn.Module
-    """The plain module with this rank's weights (not a wrapper of it)."""
-    optimizer: torch.optim.Optimizer | None
-    """None on a rank that does not update."""
-    feed: Feed | None
-    """None on a rank that is sent its samples."""
     execution: str
+
+    @property
+    def model(self) -> nn.Module:
+        """The plain module with this rank's weights (not a wrapper of it)."""
+        ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """None on a rank that does not update."""
+        ...
+
+    @property
+    def feed(self) -> Feed | None:
+        """None on a rank that is sent its samples."""
+        ...
 
     def start_epoch(self, batches: list[Tensor]) -> None:
         """Rows of every global batch still to come in this epoch."""

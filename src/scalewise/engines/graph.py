@@ -45,7 +45,7 @@ class GraphEngine:
     def __init__(self, job: Job, model: nn.Module, feed: Resident) -> None:
         self.job = job
         self.model = model
-        self.feed: Resident = feed
+        self.feed = feed
         device = job.place.device
         self.optimizer = make_optimizer(job.optimizer, model.parameters(), job.learning_rate, captured=True)
         torch.cuda.set_stream(torch.cuda.Stream(device))  # the default stream cannot be captured
@@ -106,7 +106,7 @@ class GraphEngine:
             loss = self.job.workload.loss(outputs, targets)
         mark("loss")
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         mark("backward")
         self.optimizer.step()
         self.loss_buffer.index_copy_(0, self.steps_pending, loss.detach().float().view(1))

@@ -99,7 +99,9 @@ class TrainResult(Printable):
         if self.epoch_seconds:
             middle = sorted(self.epoch_seconds)[len(self.epoch_seconds) // 2]
             facts.append(("epoch", seconds_text(middle)))
-        facts.append(("loss", f"{self.loss:.4f}" + (f", accuracy {self.accuracy:.2%}" if self.accuracy is not None else "")))
+        facts.append(
+            ("loss", f"{self.loss:.4f}" + (f", accuracy {self.accuracy:.2%}" if self.accuracy is not None else ""))
+        )
         if self.bytes_per_step.planned:
             traced = self.bytes_per_step.traced
             counted = "not traced" if traced is None else f"{bytes_text(traced)} traced"

@@ -111,7 +111,9 @@ def whole(data: Data) -> Batch:
     if data.tensors is not None:
         return data.tensors
     samples = [data.items[number] for number in range(len(data))]  # type: ignore[index]
-    return torch.stack([sample[0] for sample in samples]), torch.stack([torch.as_tensor(sample[1]) for sample in samples])
+    return torch.stack([sample[0] for sample in samples]), torch.stack(
+        [torch.as_tensor(sample[1]) for sample in samples]
+    )
 
 
 def _fits(data: Data, device: torch.device) -> bool:

@@ -43,7 +43,9 @@ class Settings:
         if self.batch < 1:
             raise UserError(f"--batch is {self.batch}; it must be at least 1")
         if self.batch > samples:
-            raise UserError(f"--batch is {self.batch:,} but there are only {samples:,} samples ({source}); use at most that")
+            raise UserError(
+                f"--batch is {self.batch:,} but there are only {samples:,} samples ({source}); use at most that"
+            )
         for flag, value in (("--epochs", self.epochs), ("--steps", self.steps), ("--accumulate", self.accumulate)):
             if value is not None and value < 1:
                 raise UserError(f"{flag} is {value}; it must be at least 1")

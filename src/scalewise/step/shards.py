@@ -32,7 +32,4 @@ def shards_of(rows: Tensor, parts: int, part: int, accumulate: int = 1) -> list[
     """
     mine = rows[split(len(rows), parts, part)]
     pieces = [mine[split(len(mine), accumulate, piece)] for piece in range(min(accumulate, max(len(mine), 1)))]
-    return [
-        Shard(piece, len(piece) / len(rows)) if len(piece) else Shard(rows[:1], 0.0)
-        for piece in pieces
-    ]
+    return [Shard(piece, len(piece) / len(rows)) if len(piece) else Shard(rows[:1], 0.0) for piece in pieces]

@@ -37,14 +37,24 @@ class DataParallel:
             return [_one(backend, rank, 0, size) for rank, size in bytes_for.items()]
 
         loaded = builder.compute("load", 0, batch)
-        ends = builder.transfer("scatter", to_each({r: samples[r] * footprint.input_bytes for r in others}), {0: loaded})
+        ends = builder.transfer(
+            "scatter", to_each({r: samples[r] * footprint.input_bytes for r in others}), {0: loaded}
+        )
         at_root = ends.get(0, loaded)
         ends |= builder.transfer("broadcast", to_each(dict.fromkeys(others, model)), {0: at_root})
-        ends = {rank: builder.compute("forward", rank, samples[rank], ends.get(rank, loaded)) for rank in range(len(samples))}
+        ends = {
+            rank: builder.compute("forward", rank, samples[rank], ends.get(rank, loaded))
+            for rank in range(len(samples))
+        }
         gathered = builder.transfer("gather", from_each({r: samples[r] * footprint.output_bytes for r in others}), ends)
         loss = builder.compute("loss", 0, batch, ends[0] + gathered.get(0, ()))
-        scattered = builder.transfer("scatter", to_each({r: samples[r] * footprint.output_bytes for r in others}), {0: loss})
-        ends = {rank: builder.compute("backward", rank, samples[rank], scattered.get(rank, loss)) for rank in range(len(samples))}
+        scattered = builder.transfer(
+            "scatter", to_each({r: samples[r] * footprint.output_bytes for r in others}), {0: loss}
+        )
+        ends = {
+            rank: builder.compute("backward", rank, samples[rank], scattered.get(rank, loss))
+            for rank in range(len(samples))
+        }
         reduced = builder.transfer("reduce", from_each(dict.fromkeys(others, model)), ends)
         builder.compute("update", 0, batch, ends[0] + reduced.get(0, ()))
         return builder.plan()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scalewise.spec import parse_spec, unknown
 from scalewise.strategies.data_parallel import DataParallel
 from scalewise.strategies.mirrored import Mirrored
+
 # RING
 from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy, with_options

@@ -43,7 +43,7 @@ class Progress:
 def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
     """Atomic: the file is the old one or the new one, whatever happens meanwhile."""
     tensors: dict[str, Tensor] = {f"model/{name}": tensor for name, tensor in _unshared(model).items()}
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     scalars: dict[str, float] = {}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
@@ -68,26 +68,30 @@ def load_checkpoint(
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         if metadata.get("schema") != str(SCHEMA):
-            raise UserError(f"{path} is not a checkpoint of Scalewise (schema {metadata.get('schema')}, expected {SCHEMA})")
+            raise UserError(
+                f"{path} is not a checkpoint of Scalewise (schema {metadata.get('schema')}, expected {SCHEMA})"
+            )
         progress = Progress(**json.loads(metadata["progress"]))
         scalars = json.loads(metadata["scalars"])
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint {path} to resume from") from None
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"checkpoint {path} is damaged and cannot be read ({error}); remove it to start anew") from error
+        raise UserError(
+            f"checkpoint {path} is damaged and cannot be read ({error}); remove it to start anew"
+        ) from error
     if difference := progress.mismatch(expected):
         raise UserError(f"checkpoint {path} is of another run: {difference}")
     try:
         model.load_state_dict(_part(tensors, "model/"), strict=not _tied(model))
     except RuntimeError as error:
         raise UserError(f"checkpoint {path} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
-    for name, parameter in model.named_parameters() if optimizer else ():
-        state = _part(tensors, f"optimizer/{name}/") | _part(scalars, f"{name}/")
-        if state:
-            optimizer.state[parameter] = {
-                key: _like(value, key, parameter, optimizer) if isinstance(value, Tensor) else value
-                for key, value in state.items()
-            }
+    if optimizer is not None:
+        for name, parameter in model.named_parameters():
+            if state := _part(tensors, f"optimizer/{name}/") | _part(scalars, f"{name}/"):
+                optimizer.state[parameter] = {
+                    key: _like(value, key, parameter, optimizer) if isinstance(value, Tensor) else value
+                    for key, value in state.items()
+                }
     torch.set_rng_state(tensors["random/cpu"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])

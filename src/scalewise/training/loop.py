@@ -10,7 +10,6 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-
 from scalewise.engines.engine import Engine, Job, Place
 from scalewise.engines.registry import ENGINES
 from scalewise.errors import RunFailed, UserError
@@ -27,7 +26,6 @@ from scalewise.training.evaluate import accuracy_of
 from scalewise.training.interrupt import Interrupt
 from scalewise.training.request import Request
 from scalewise.workloads.footprint import footprint_of
-
 
 SECONDS_BETWEEN_REPORTS = 0.2
 
@@ -214,8 +212,9 @@ class _Run:
         self.outcome.loss = float(losses[-1])
 
     def _save(self) -> None:
-        if self.job.settings.checkpoint and self.job.place.rank == 0:
-            save_checkpoint(self.job.settings.checkpoint, self.engine.model, self.engine.optimizer, self._progress())
+        path, optimizer = self.job.settings.checkpoint, self.engine.optimizer
+        if path and optimizer and self.job.place.rank == 0:
+            save_checkpoint(path, self.engine.model, optimizer, self._progress())
 
     def _progress(self) -> Progress:
         settings = self.job.settings

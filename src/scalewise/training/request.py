@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from scalewise.data.data import DataRequest
-from scalewise.strategies.strategy import Strategy
 from scalewise.step.settings import Settings
+from scalewise.strategies.strategy import Strategy
 from scalewise.workloads.resolve import resolve
 from scalewise.workloads.workload import Workload
 

@@ -72,7 +72,9 @@ def _gpus() -> list[Check]:
     if not torch.version.cuda:
         return [Check("gpu", "missing", "this torch has no CUDA", "install a CUDA build of torch to use NVIDIA GPUs")]
     if not torch.cuda.is_available():
-        return [Check("gpu", "missing", "no usable NVIDIA GPU", "check that nvidia-smi lists one and the driver fits torch")]
+        return [
+            Check("gpu", "missing", "no usable NVIDIA GPU", "check that nvidia-smi lists one and the driver fits torch")
+        ]
     checks = []
     for number in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(number)

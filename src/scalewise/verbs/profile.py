@@ -52,7 +52,9 @@ def profile(
 
     def request(size: int, steps: int) -> Request:
         settings = Settings(size, None, steps, precision=precision, execution=execution, load=load)
-        return Request(workload, Single(), settings, DataRequest(Path(data) if data else None, samples), input_shape, classes)
+        return Request(
+            workload, Single(), settings, DataRequest(Path(data) if data else None, samples), input_shape, classes
+        )
 
     described = describe(request(1, 1).resolved())
     costs: list[StepCost] = []

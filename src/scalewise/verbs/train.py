@@ -11,9 +11,9 @@ from scalewise.results.statistics import interval_of
 from scalewise.results.train import BytesPerStep, TrainResult
 from scalewise.session.cores import allowed_cores
 from scalewise.session.placement import Placement
+from scalewise.step.settings import Execution, Precision, Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.strategy import Backend, options_of
-from scalewise.step.settings import Execution, Precision, Settings
 from scalewise.timeline import Timeline
 from scalewise.training.loop import Outcome, Report
 from scalewise.training.request import Request

@@ -1,0 +1,91 @@
+"""What every exact strategy promises: the weights of single-device training, the planned bytes, phases that sum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scalewise.data.data import DataRequest
+from scalewise.engines.engine import Place
+from scalewise.step.settings import Settings
+from scalewise.strategies.registry import STRATEGIES, strategy_of
+from scalewise.strategies.strategy import Strategy
+from scalewise.training.loop import Outcome, train_on
+from scalewise.training.request import Request
+from scalewise.training.task import train_task
+from tests.conftest import SessionOf
+
+EXACT = [name for name, kind in STRATEGIES.items() if kind().exact and name != "single"]
+SHAPES = {
+    "batch divides": (24, 12),
+    "batch does not divide": (25, 5),
+    "short last batch": (13, 5),
+    "batch smaller than N": (7, 2),
+    "dataset smaller than N": (3, 3),
+    "one sample": (1, 1),
+}
+
+
+def _train(
+    strategy: Strategy, kind: str, shape: str, path: Path, sessions: SessionOf, ranks: int, **more: int
+) -> Outcome:
+    samples, batch = SHAPES[shape]
+    settings = Settings(batch, None, 5, checkpoint=path, **more)  # type: ignore[arg-type]
+    request = Request(f"tests.tiny:{kind}", strategy, settings, DataRequest(samples=samples))
+    if ranks == 0:
+        return train_on(Place(0, 1, torch.device("cpu")), request, lambda _: None)
+    outcomes: list[Outcome] = sessions(ranks).run(train_task, request)
+    return outcomes[0]
+
+
+def _weights(path: Path) -> torch.Tensor:
+    tensors = load_file(path)
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors) if name.startswith("model/")])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kind", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("strategy", EXACT)
+def test_weights_equal_single_device_training(
+    strategy: str, ranks: int, kind: str, tolerance: float, shape: str, tmp_path: Path, session_of: SessionOf
+) -> None:
+    alone, spread = tmp_path / "alone.safetensors", tmp_path / "spread.safetensors"
+    reference = _train(strategy_of("single"), kind, shape, alone, session_of, 0)
+    outcome = _train(strategy_of(strategy), kind, shape, spread, session_of, ranks)
+    assert outcome.loss == pytest.approx(reference.loss, rel=1e-5)
+    torch.testing.assert_close(_weights(spread), _weights(alone), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "ring"])
+def test_accumulating_in_parts_changes_nothing(strategy: str, tmp_path: Path, session_of: SessionOf) -> None:
+    alone, spread = tmp_path / "alone.safetensors", tmp_path / "spread.safetensors"
+    _train(strategy_of("single"), "float64", "short last batch", alone, session_of, 0)
+    _train(strategy_of(strategy), "float64", "short last batch", spread, session_of, 2, accumulate=3)
+    torch.testing.assert_close(_weights(spread), _weights(alone), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("strategy", [*EXACT, "mirrored:bucket_MB=1"])
+def test_planned_bytes_equal_the_kernels_count_and_phases_sum(strategy: str, ranks: int, session_of: SessionOf) -> None:
+    chosen = strategy_of(strategy)
+    workload = "synthetic:parameters=600000,flops=2000000"
+    request = Request(workload, chosen, Settings(12, None, 12), DataRequest(samples=48))
+    outcomes: list[Outcome] = session_of(ranks).run(train_task, request)
+    first = outcomes[0]
+    assert first.footprint is not None
+    plan = chosen.plan(first.footprint, ranks, 12)
+    if ranks > 1:
+        assert first.traffic.steps >= 4
+        sent = sum(outcome.traffic.sent_bytes for outcome in outcomes) / first.traffic.steps
+        busiest = max(outcome.traffic.sent_bytes + outcome.traffic.received_bytes for outcome in outcomes)
+        assert sent == pytest.approx(plan.bytes_per_step, rel=0.01)
+        assert busiest / first.traffic.steps == pytest.approx(plan.busiest_bytes, rel=0.01)
+    else:
+        assert plan.bytes_per_step == 0
+    for outcome in outcomes:
+        middle = sorted(outcome.step_seconds)[len(outcome.step_seconds) // 4 : -(len(outcome.step_seconds) // 4)]
+        assert sum(outcome.phases.values()) == pytest.approx(sum(middle) / len(middle), rel=0.05)
