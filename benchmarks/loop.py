@@ -3,8 +3,8 @@
     python benchmarks/loop.py                      # linear and conv at batch 10, 20, 100, 600 on this machine
     python benchmarks/loop.py --batch 10,20 --repeats 3 --json loop.json
 
-Every variant lives in a process of its own (on the CPU pinned to one core, one thread) and is asked for a block of steps in
-turn, so that drift of the machine hits all alike. Figures are medians over the blocks, in seconds per step.
+Every variant lives in a process of its own (on the CPU pinned to one core, one thread) and is asked for a block of
+steps in turn, so that drift of the machine hits all alike. Figures are medians over the blocks, in seconds per step.
 """
 
 from __future__ import annotations

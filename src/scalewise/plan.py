@@ -71,7 +71,7 @@ class PlanBuilder:
         return (len(self.operations) - 1,)
 
     def transfer(self, phase: str, sends: Iterable[Send], after: Mapping[int, tuple[int, ...]]) -> Ends:
-        """A collective, or any sends: each starts when its source has what it sends; a rank goes on when all its are over."""
+        """Sends, each starting when its source has what it sends; a rank goes on when all of its own are over."""
         first = len(self.operations)
         ends: dict[int, list[int]] = defaultdict(list)
         for send in sends:

@@ -32,7 +32,7 @@ class Timeline:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds per phase and step on the rank that sets the pace, lane 'compute': exclusive, so they sum to the step."""
+        """Seconds per phase and step on the rank that sets the pace: exclusive, so they sum to the step."""
         totals: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for span in self.spans:
             if span.lane == "compute":

@@ -160,7 +160,7 @@ def test_nothing_listens_beyond_loopback() -> None:
         listening = [
             (connection.laddr.ip, connection.pid)
             for connection in psutil.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN and connection.pid in pids
+            if connection.laddr and connection.status == psutil.CONN_LISTEN and connection.pid in pids
         ]
     assert {ip for ip, _ in listening} == {"127.0.0.1"}
     assert {pid for _, pid in listening} == pids

@@ -31,7 +31,7 @@ def fit(workload: Workload, samples: int, steps: int, batch: int) -> tuple[float
         chosen = torch.arange(step * batch, (step + 1) * batch) % samples
         loss = workload.loss(model(inputs[chosen]), targets[chosen])
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
     with torch.no_grad():

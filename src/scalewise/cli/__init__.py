@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from scalewise.errors import RunFailed, UserError
@@ -9,6 +10,8 @@ from scalewise.errors import RunFailed, UserError
 
 def main() -> None:
     """Run the command; a UserError or RunFailed becomes one sentence and its exit code."""
+    # Read as torch loads: below errors it only remarks that rehearsed hosts have no DNS name.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from scalewise.cli.app import app
 
     try:

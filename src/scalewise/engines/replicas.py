@@ -14,7 +14,7 @@ from scalewise.step.feed import Feed, make_feed
 
 
 def replicate(job: Job, bucket_MB: float | None) -> tuple[nn.Module, Feed, DistributedDataParallel]:
-    """Gradients live in the buckets themselves, which saves a copy of each. `bucket_MB` None leaves the sizes to DDP."""
+    """Gradients live in the buckets themselves, which saves a copy. `bucket_MB` None leaves the sizes to DDP."""
     if job.settings.execution == "graph":
         raise UserError("--execution graph is not possible: steps between ranks cannot be captured; use eager or auto")
     feed = make_feed(job.data, job.settings.load, job.place.device)

@@ -25,7 +25,7 @@ class LocalWorker:
 
 
 class InProcess:
-    """On the CPU a device is one core with one thread, here as on every rank, so that speed-ups compare like with like."""
+    """On the CPU a device is one core with one thread, as on every rank: speed-ups compare like with like."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = settle(placement)

@@ -30,7 +30,8 @@ Batch = tuple[Tensor, Tensor]
 class Feed(Protocol):
     """Gives (inputs, targets) on the device for each list of rows it is told beforehand."""
 
-    kind: str
+    @property
+    def kind(self) -> str: ...
 
     def batches(self, rows: list[Tensor]) -> Iterator[Batch]: ...
 
@@ -72,7 +73,7 @@ class Streamed:
             prefetch_factor=2 if self.workers else None,
         )
         if not on_gpu:
-            yield from map(tuple, loader)  # type: ignore[misc]
+            yield from map(tuple, loader)
             return
         side = torch.cuda.Stream(self.device)
         ahead: Batch | None = None
@@ -102,7 +103,8 @@ def make_feed(data: Data, load: str, device: torch.device) -> Feed:
             raise UserError(f"--load files needs samples that lie in files; these do not ({data.source})")
         return Streamed(data.items, device, workers, "files")
     if spec.name == "device" or (spec.name == "auto" and _fits(data, device)):
-        return Resident(*(tensor.to(device) for tensor in whole(data)))
+        inputs, targets = whole(data)
+        return Resident(inputs.to(device), targets.to(device))
     return Streamed(data.items if data.tensors is None else TensorDataset(*data.tensors), device, workers, "stream")  # type: ignore[arg-type]
 
 

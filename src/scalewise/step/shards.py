@@ -1,4 +1,4 @@
-"""Which samples each rank computes, at each step: pure functions of the seed, so that every rank agrees without asking."""
+"""Which samples each rank computes at each step: pure functions of the seed, so that ranks agree without asking."""
 
 from __future__ import annotations
 

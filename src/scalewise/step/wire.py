@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Wire:
-    """Sends and receives several tensors at once; on slices, where gloo cannot read GPU memory, through pinned memory."""
+    """Sends and receives tensors, several at once; between slices through pinned memory, which gloo can read."""
 
     def __init__(self, device: torch.device) -> None:
         self.staged = device.type == "cuda" and dist.get_backend() == "gloo"
@@ -18,11 +18,8 @@ class Wire:
 
     def send(self, tensors: Sequence[tuple[Tensor, int]]) -> None:
         """Each tensor to its rank, all under way together; returns when all have left."""
-        works = []
-        for tensor, target in tensors:
-            if tensor.numel():
-                works.append(dist.isend(self._out(tensor, target), target))
-        for work in works:
+        works = [dist.isend(self._out(tensor, target), target) for tensor, target in tensors if tensor.numel()]
+        for work in filter(None, works):
             work.wait()
 
     def receive(self, tensors: Sequence[tuple[Tensor, int]]) -> None:
@@ -33,7 +30,8 @@ class Wire:
                 buffer = self._buffer("in", source, tensor) if self.staged else tensor
                 waiting.append((dist.irecv(buffer, source), buffer, tensor))
         for work, buffer, tensor in waiting:
-            work.wait()
+            if work:
+                work.wait()
             if self.staged:
                 tensor.copy_(buffer)
 

@@ -12,8 +12,8 @@ DEFAULT_BUCKET_MB = 25
 def buckets_of(ready_bytes: Iterable[int], bucket_MB: float | None) -> list[int]:
     """Bytes of each bucket, given the gradients' bytes in the order they become ready.
 
-    A bucket closes when it has reached its limit, so it may be much larger. With DDP's own limit (None) the first bucket
-    is small, so that communication starts early.
+    A bucket closes when it has reached its limit, so it may be much larger. With DDP's own limit (None) the first
+    bucket is small, so that communication starts early.
     """
     limits = [FIRST_BUCKET_BYTES, DEFAULT_BUCKET_MB * MIB] if bucket_MB is None else [int(bucket_MB * MIB)]
     buckets: list[int] = []

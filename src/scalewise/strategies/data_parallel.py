@@ -14,7 +14,7 @@ from scalewise.strategies.strategy import Backend
 
 @dataclass(frozen=True)
 class DataParallel:
-    """Scatter batch, broadcast model, forward, gather outputs, loss, scatter its gradients, backward, reduce, update."""
+    """Scatter batch, broadcast model, forward, gather, loss, scatter its gradients, backward, reduce; then update."""
 
     name: ClassVar[str] = "data-parallel"
     summary: ClassVar[str] = "the study's eight steps through one default device (the single-reducer baseline)"

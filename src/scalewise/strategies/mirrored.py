@@ -1,4 +1,4 @@
-"""The mirrored strategy: the model on every device, gradients all-reduced; over several hosts, multi-worker mirrored."""
+"""Mirrored: the model on every device, gradients all-reduced; over several hosts, multi-worker mirrored."""
 
 from __future__ import annotations
 

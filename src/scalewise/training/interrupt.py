@@ -16,7 +16,9 @@ class Interrupt:
         self.before: Any = None
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
+        # A rank leaves Ctrl-C to its launcher.
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             self.before = signal.signal(signal.SIGINT, self._note)
         return self
 

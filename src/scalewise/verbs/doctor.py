@@ -113,7 +113,7 @@ def _engines() -> list[Check]:
             None if gloo else "install a torch build with gloo",
         ),
         Check("cuda ranks", "ok" if nccl else "missing", "NCCL" if nccl else "no NCCL in this torch (it needs CUDA)"),
-        Check("cuda graphs", *(("ok", "yes") if torch.cuda.is_available() else ("missing", "need an NVIDIA GPU"))),  # type: ignore[arg-type]
+        Check("cuda graphs", *(("ok", "yes") if torch.cuda.is_available() else ("missing", "need an NVIDIA GPU"))),
         Check(
             "slices",
             "ok" if mps else "missing",

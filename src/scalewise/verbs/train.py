@@ -191,5 +191,5 @@ def _check_writable(path: Path) -> None:
 
 def _interrupted(settings: Settings, outcome: Outcome) -> str:
     if settings.checkpoint:
-        return f"stopped after {outcome.steps} steps; nothing is lost: go on with --resume (checkpoint {settings.checkpoint})"
+        return f"stopped after {outcome.steps} steps; go on with --checkpoint {settings.checkpoint} --resume"
     return f"stopped after {outcome.steps} steps; with --checkpoint FILE a stopped run can be resumed"

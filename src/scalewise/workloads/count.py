@@ -76,14 +76,14 @@ def _count_on(device: str, workload: Workload) -> Counts:
 def _counting() -> Iterator[FlopCounterMode]:
     """The counter sees plain operators only, not the fused kernels for attention and recurrent layers."""
     fast_attention = torch.backends.mha.get_fastpath_enabled()
-    mkldnn, *_ = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)  # type: ignore[no-untyped-call]
+    mkldnn, *_ = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_attention)
-        torch.backends.mkldnn.set_flags(_enabled=mkldnn, _fp32_precision=None)  # type: ignore[no-untyped-call]
+        torch.backends.mkldnn.set_flags(_enabled=mkldnn, _fp32_precision=None)
 
 
 @dataclass
