@@ -7,12 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from scalewise.errors import RunFailed
+from scalewise.errors import RunFailed, UserError
+
+
+def check_writable(path: Path) -> None:
+    """Before hours of work, not after: a UserError where `path` could not be written."""
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder; name a file")
+    if not path.parent.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write {path}: the folder {path.parent} is not writable")
 
 
 def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None:
-    """Write beside `path`, flush to the disk, then rename over it; on any failure nothing is left behind."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Write beside `path`, flush to the disk, then rename over it; on any failure nothing is left behind.
+
+    What a kill leaves behind has a fixed name, so that the next write replaces it.
+    """
+    beside = path.with_name(f".{path.name}.part")
     try:
         with beside.open("wb") as file:
             if callable(content):

@@ -13,7 +13,7 @@ app = typer.Typer(
     name="scalewise",
     help="Will more GPUs make your training faster? Train it, measure it, and see where the time goes.",
     epilog="Example: scalewise train linear --batch 20 --epochs 2",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -29,8 +29,11 @@ app.command("list", epilog="Example: scalewise list workloads")(listing.listing)
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"scalewise {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        context.get_help()  # prints it

@@ -26,7 +26,7 @@ DataPath = Annotated[
     typer.Option("--data", help="Folder or file with the data; else found or generated.", show_default=False),
 ]
 Samples = Annotated[
-    int | None, typer.Option("--samples", min=1, help="Use only the first so many samples.", show_default=False)
+    int | None, typer.Option("--samples", help="Use only the first so many samples.", show_default=False)
 ]
 InputShape = Annotated[
     str | None,
@@ -36,7 +36,7 @@ InputShape = Annotated[
 ]
 Classes = Annotated[
     int | None,
-    typer.Option("--classes", min=1, help="How many classes your nn.Module tells apart.", show_default=False),
+    typer.Option("--classes", help="How many classes your nn.Module tells apart.", show_default=False),
 ]
 Precision = Annotated[
     Literal["fp32", "tf32", "bf16"], typer.Option("--precision", help="What the matrix units compute in.")
@@ -48,7 +48,7 @@ Load = Annotated[
     str,
     typer.Option("--load", help="auto, device, stream:workers=4, or files (every sample from its file, each epoch)."),
 ]
-Hosts = Annotated[int, typer.Option("--hosts", min=1, help="Rehearse so many hosts (network namespaces; needs root).")]
+Hosts = Annotated[int, typer.Option("--hosts", help="Rehearse so many hosts (network namespaces; needs root).")]
 Link = Annotated[
     str | None, typer.Option("--link", help="Speed of the rehearsed hosts' links: 1gbit, 200mbit.", show_default=False)
 ]
@@ -60,5 +60,5 @@ SlicePercent = Annotated[
     int | None,
     typer.Option("--slice-percent", help="Share of the GPU per slice. [default: 100 / devices]", show_default=False),
 ]
-CoresPerDevice = Annotated[int, typer.Option("--cores-per-device", min=1, help="Cores, and threads, of a cpu device.")]
+CoresPerDevice = Annotated[int, typer.Option("--cores-per-device", help="Cores, and threads, of a cpu device.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds that ranks wait for one that hangs.")]

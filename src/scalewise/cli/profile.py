@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from scalewise.atomic import check_writable
 from scalewise.cli import options
 from scalewise.cli.lists import whole_numbers
 from scalewise.cli.options import WorkloadName
@@ -29,6 +30,8 @@ def profile(
 ) -> None:
     """Time one device on a workload: seconds of load, forward, backward and update at each batch."""
     sizes = whole_numbers("--batch", batch)
+    if out:
+        check_writable(out)
     from rich.console import Console
 
     from scalewise.cli.output import show

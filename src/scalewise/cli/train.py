@@ -15,7 +15,7 @@ from scalewise.strategies.registry import strategy_of
 def train(
     workload: WorkloadName,
     strategy: Annotated[str, typer.Option(help="How it is spread; see `scalewise list strategies`.")] = "single",
-    devices: Annotated[int, typer.Option(min=1, help="Workers, over all hosts.")] = 1,
+    devices: Annotated[int, typer.Option(help="Workers, over all hosts.")] = 1,
     batch: Annotated[
         int | None,
         typer.Option(help="Global batch: samples per update over all devices. [default: 20]", show_default=False),

@@ -23,11 +23,13 @@ class Clock(Protocol):
     """Told when a step starts and when each of its phases ends; read once per epoch.
 
     `note` remembers a moment inside a phase; `lap(phase, noted=True)` says that the phase ended at the last one noted.
+    `drop` forgets a step that was started and never went on.
     """
 
     def start(self) -> None: ...
     def lap(self, phase: str, *, noted: bool = False) -> None: ...
     def note(self) -> None: ...
+    def drop(self) -> None: ...
     def collect(self) -> None: ...
 
 
@@ -99,6 +101,10 @@ class HostClock:
     def note(self) -> None:
         self.noted = perf_counter()
 
+    def drop(self) -> None:
+        if self.marks and self.marks[-1][0] == "":
+            self.marks.pop()
+
     def collect(self) -> None:
         """Turn the marks into steps; a step ends at its last mark."""
         starts = [position for position, (phase, _) in enumerate(self.marks) if phase == ""]
@@ -118,6 +124,8 @@ class EventClock:
         self.sampled: dict[int, list[tuple[str, torch.cuda.Event]]] = {}
         self.current: list[tuple[str, torch.cuda.Event]] | None = None
         self.noted: torch.cuda.Event | None = None
+        self.end: torch.cuda.Event | None = None
+        self.collected_seconds = 0.0
 
     def start(self) -> None:
         if len(self.boundaries) > 2 * MOST_PENDING_STEPS:
@@ -137,6 +145,11 @@ class EventClock:
         if self.current is not None:
             self.noted = _event()
 
+    def drop(self) -> None:
+        if self.boundaries:
+            self.end = self.boundaries.pop()
+            self.sampled.pop(len(self.boundaries), None)
+
     def wants(self, events: list[tuple[str, torch.cuda.Event]]) -> bool:
         """Whether to replay the twin of a graph that records `events`: their times are read once per collection."""
         if self.current is None or any(events is taken for taken in self.sampled.values()):
@@ -148,17 +161,19 @@ class EventClock:
         """Waits for the device: called between epochs, never inside one."""
         if not self.boundaries:
             return
-        moments = [*self.boundaries, _event()]
+        moments = [*self.boundaries, self.end or _event()]
+        self.end = None
         torch.cuda.synchronize()
         first = moments[0]
         self.times.add(
             [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(moments)],
             {
-                position: [(phase, first.elapsed_time(event) / 1e3) for phase, event in marks]
+                position: [(phase, self.collected_seconds + first.elapsed_time(event) / 1e3) for phase, event in marks]
                 for position, marks in self.sampled.items()
                 if len(marks) > 1
             },
         )
+        self.collected_seconds += first.elapsed_time(moments[-1]) / 1e3
         self.boundaries = []
         self.sampled = {}
 

@@ -71,6 +71,7 @@ class Streamed:
             num_workers=self.workers,
             pin_memory=on_gpu,
             prefetch_factor=2 if self.workers else None,
+            generator=torch.Generator(),  # else it draws from the one that dropout uses, and a resumed run differs
         )
         if not on_gpu:
             yield from map(tuple, loader)

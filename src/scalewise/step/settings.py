@@ -38,14 +38,12 @@ class Settings:
     """Steps between checkpoints; None: at the end of every epoch."""
     resume: bool = False
 
-    def check(self, samples: int, source: str) -> None:
-        """Raise a UserError for what cannot be trained on this many samples."""
+    def check(self) -> None:
+        """Raise a UserError for what cannot be trained on any data."""
         if self.batch < 1:
             raise UserError(f"--batch is {self.batch}; it must be at least 1")
-        if self.batch > samples:
-            raise UserError(
-                f"--batch is {self.batch:,} but there are only {samples:,} samples ({source}); use at most that"
-            )
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"--seed is {self.seed}; it must be a whole number from 0 to 2^63 - 1")
         for flag, value in (("--epochs", self.epochs), ("--steps", self.steps), ("--accumulate", self.accumulate)):
             if value is not None and value < 1:
                 raise UserError(f"{flag} is {value}; it must be at least 1")
@@ -56,6 +54,13 @@ class Settings:
         if (self.resume or self.checkpoint_every) and self.checkpoint is None:
             flag = "--resume" if self.resume else "--checkpoint-every"
             raise UserError(f"{flag} needs --checkpoint FILE to say which file")
+
+    def check_fits(self, samples: int, source: str) -> None:
+        """Raise a UserError for a batch larger than the data."""
+        if self.batch > samples:
+            raise UserError(
+                f"--batch is {self.batch:,} but there are only {samples:,} samples ({source}); use at most that"
+            )
 
     def total_steps(self, samples: int) -> int:
         """Updates in the whole run."""

@@ -12,7 +12,7 @@ from scalewise.strategies.shares import split
 
 def epoch_order(seed: int, epoch: int, samples: int) -> Tensor:
     """The shuffled sample numbers of one epoch; the same on every rank, strategy and resumed run."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     return torch.randperm(samples, generator=generator)
 
 

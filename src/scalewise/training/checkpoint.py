@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         tensors["random/cuda"] = torch.cuda.get_rng_state()
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {"schema": str(SCHEMA), "progress": json.dumps(asdict(progress)), "scalars": json.dumps(scalars)}
+    metadata["checksum"] = _checksum(content, metadata)
     write_atomically(path, save(content, metadata))
 
 
@@ -71,6 +73,8 @@ def load_checkpoint(
             raise UserError(
                 f"{path} is not a checkpoint of Scalewise (schema {metadata.get('schema')}, expected {SCHEMA})"
             )
+        if metadata["checksum"] != _checksum(tensors, metadata):
+            raise ValueError("its checksum does not match its content")
         progress = Progress(**json.loads(metadata["progress"]))
         scalars = json.loads(metadata["scalars"])
     except FileNotFoundError:
@@ -96,6 +100,15 @@ def load_checkpoint(
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])
     return progress
+
+
+def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    """Of everything that is loaded: safetensors checks sizes only, and a flipped bit would be trained on."""
+    sum_so_far = zlib.crc32((metadata["progress"] + metadata["scalars"]).encode())
+    for name in sorted(tensors):
+        content = tensors[name].reshape(-1).view(torch.uint8).numpy().data
+        sum_so_far = zlib.crc32(content, zlib.crc32(name.encode(), sum_so_far))
+    return f"{sum_so_far:08x}"
 
 
 def _like(value: Tensor, key: str, parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:

@@ -65,9 +65,10 @@ class Outcome:
 def train_on(place: Place, request: Request, report: Callable[[Report], None], *, evaluate: bool = True) -> Outcome:
     """Train on this rank, from the first step or the checkpoint's, to the last."""
     settings = request.settings
+    settings.check()
     workload = request.resolved()
     data = workload.data(request.data)
-    settings.check(len(data), data.source)
+    settings.check_fits(len(data), data.source)
     set_precision(settings.precision, place.device)
     torch.manual_seed(settings.seed)
     total = settings.total_steps(len(data))
@@ -86,7 +87,7 @@ def train_on(place: Place, request: Request, report: Callable[[Report], None], *
     if place.rank == 0:
         outcome.footprint = footprint_of(data, engine.model)
     if evaluate and engine.feed and place.rank == 0 and not outcome.interrupted:
-        seen = min(len(data), outcome.steps * settings.batch)
+        seen = min(len(data), run.done * settings.batch)
         outcome.accuracy = accuracy_of(engine.model, workload, engine.feed, seen, settings.batch)
     return outcome
 
@@ -162,6 +163,7 @@ class _Run:
                 self.outcome.traffic.stop(end - first + 1)
             if every and self.done % every == 0:
                 before = perf_counter()
+                self._collect(epoch)
                 self._save()
                 saving += perf_counter() - before
             if self.interrupt.requested:
@@ -179,6 +181,7 @@ class _Run:
         return (
             self.job.place.device.type == "cpu"
             or self.job.place.world > 1
+            or self.job.settings.checkpoint is not None
             or self.done == self.total
             or self.interrupt.requested
             or self.done - self.looked_at > MOST_PENDING_STEPS
@@ -192,11 +195,13 @@ class _Run:
         self.report(Report(self.done, self.total, epoch, self.outcome.loss))
 
     def _traced(self, batches: list[Tensor]) -> tuple[int, int]:
-        """The first and last step whose bytes are counted: after the warm-up, whole batches only."""
+        """The first and last step whose bytes are counted: after the warm-up, before a save, whole batches only."""
         if self.job.place.world == 1 or not sockets.available():
             return -1, -1
         first = max(0, self.warm_up - (self.done - self.first))
         last = len(batches) - 1 - (len(batches[-1]) < self.job.settings.batch)
+        if every := self.job.settings.checkpoint_every:
+            last = min(last, every - self.done % every - 1)
         return (first, last) if first <= last else (-1, -1)
 
     def _check(self, losses: Tensor) -> None:

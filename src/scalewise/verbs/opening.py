@@ -14,7 +14,7 @@ from scalewise.strategies.strategy import Strategy
 
 
 def open_session(strategy: Strategy, placement: Placement) -> Session | TorchrunSession | InProcess:
-    """One device, and torch's own DataParallel, need no other process; torchrun has started them already."""
+    """One device, and torch's own DataParallel, need no other process; torchrun has started its own already."""
     if isinstance(strategy, Single):
         if placement.devices != 1 or placement.slow:
             several = ", ".join(name for name in STRATEGIES if name != "single")
@@ -23,7 +23,7 @@ def open_session(strategy: Strategy, placement: Placement) -> Session | Torchrun
                 if placement.devices != 1
                 else "strategy 'single' has no other rank to be slower than; leave --slow out"
             )
-        return InProcess(placement)
+        return Session(placement) if placement.device_kind == "slice" else InProcess(placement)
     if isinstance(strategy, DataParallel) and strategy.engine == "threads":
         return InProcess(placement)
     return TorchrunSession(placement) if under_torchrun() else Session(placement)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from scalewise.atomic import check_writable
 from scalewise.data.data import DataRequest
 from scalewise.errors import RunFailed, UserError
 from scalewise.results.statistics import interval_of
@@ -82,8 +84,9 @@ def train(
     request = Request(
         workload, chosen, settings, DataRequest(Path(data) if data else None, samples, seed), input_shape, classes
     )
-    if trace:
-        _check_writable(Path(trace))
+    for path in (trace, checkpoint):
+        if path:
+            check_writable(Path(path))
     placement = Placement(
         devices, device_kind, hosts, link, slow or {}, slice_percent, cores_per_device, timeout_seconds
     )
@@ -101,6 +104,8 @@ def global_batch(batch: int | None, batch_per_device: int | None, devices: int) 
     if batch is not None and batch_per_device is not None:
         raise UserError(f"--batch {batch} and --batch-per-device {batch_per_device} exclude each other; give one")
     if batch_per_device is not None:
+        if batch_per_device < 1:
+            raise UserError(f"--batch-per-device is {batch_per_device}; it must be at least 1")
         return batch_per_device * devices
     return DEFAULT_BATCH if batch is None else batch
 
@@ -143,8 +148,15 @@ def _result(request: Request, placement: Placement, outcomes: list[Outcome]) -> 
         peak_memory_bytes=max((outcome.peak_memory_bytes or 0 for outcome in outcomes), default=0) or None,
         notes=_notes(request, placement, first),
         checkpoint=settings.checkpoint,
-        timeline=Timeline(tuple(span for outcome in outcomes for span in outcome.spans)),
+        timeline=_timeline(outcomes),
     )
+
+
+def _timeline(outcomes: list[Outcome]) -> Timeline:
+    """All ranks' spans, counted from the first one's start."""
+    spans = [span for outcome in outcomes for span in outcome.spans]
+    origin = min((span.start for span in spans), default=0.0)
+    return Timeline(tuple(replace(span, start=span.start - origin) for span in spans))
 
 
 def _slowest(ranks: list[list[float]]) -> list[float]:
@@ -181,12 +193,6 @@ def _notes(request: Request, placement: Placement, outcome: Outcome) -> list[str
     for rank, share in placement.slow.items():
         notes.append(f"rank {rank} was slowed down to {share:.0%} of its core")
     return notes
-
-
-def _check_writable(path: Path) -> None:
-    """Before hours of training, not after."""
-    if not path.parent.is_dir():
-        raise UserError(f"cannot write {path}: there is no folder {path.parent}")
 
 
 def _interrupted(settings: Settings, outcome: Outcome) -> str:
