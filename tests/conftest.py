@@ -16,14 +16,18 @@ from scalewise.session.session import Session
 SessionOf = Callable[[int], Session]
 
 
+DEVICE_KIND = os.environ.get("SCALEWISE_TEST_DEVICE_KIND", "cpu")
+"""On a machine with a GPU the same contract can be checked on 'cuda' and 'slice'."""
+
+
 @pytest.fixture(scope="session")
 def session_of() -> Iterator[SessionOf]:
-    """`session_of(n)`: an open session of n cpu ranks. Tests leave it as they found it, or broken: never half-way."""
+    """`session_of(n)`: an open session of n ranks. Tests leave it as they found it, or broken: never half-way."""
     opened: dict[int, Session] = {}
 
     def session_with(ranks: int) -> Session:
         if ranks not in opened or not opened[ranks].is_open:
-            opened[ranks] = Session(Placement(ranks, "cpu")).__enter__()
+            opened[ranks] = Session(Placement(ranks, DEVICE_KIND)).__enter__()
         return opened[ranks]
 
     yield session_with

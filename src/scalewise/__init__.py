@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scalewise.data.data import Data, DataRequest
     from scalewise.errors import RunFailed, UserError
+    from scalewise.verbs.attach import attach
     from scalewise.verbs.describe import describe
     from scalewise.verbs.doctor import doctor
     from scalewise.verbs.profile import profile
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from scalewise.workloads.workload import Workload
 
 __version__ = "0.1.0"
-__all__ = ["Data", "DataRequest", "RunFailed", "UserError", "Workload", "describe", "doctor", "profile", "train"]
+__all__ = ["Data", "DataRequest", "RunFailed", "UserError", "Workload", "attach", "describe", "doctor", "profile", "train"]
 
 _HOMES = {
     "Data": "scalewise.data.data",
@@ -23,6 +24,7 @@ _HOMES = {
     "RunFailed": "scalewise.errors",
     "UserError": "scalewise.errors",
     "Workload": "scalewise.workloads.workload",
+    "attach": "scalewise.verbs.attach",
     "describe": "scalewise.verbs.describe",
     "doctor": "scalewise.verbs.doctor",
     "profile": "scalewise.verbs.profile",

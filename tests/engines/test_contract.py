@@ -16,7 +16,10 @@ from scalewise.strategies.strategy import Strategy
 from scalewise.training.loop import Outcome, train_on
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
-from tests.conftest import SessionOf
+from tests.conftest import DEVICE_KIND, SessionOf
+
+RANKS = [1] if DEVICE_KIND == "cuda" else [1, 2, 3, 4]
+HERE = torch.device("cpu" if DEVICE_KIND == "cpu" else "cuda")
 
 EXACT = [name for name, kind in STRATEGIES.items() if kind().exact and name != "single"]
 SHAPES = {
@@ -36,7 +39,7 @@ def _train(
     settings = Settings(batch, None, 5, checkpoint=path, **more)  # type: ignore[arg-type]
     request = Request(f"tests.tiny:{kind}", strategy, settings, DataRequest(samples=samples))
     if ranks == 0:
-        return train_on(Place(0, 1, torch.device("cpu")), request, lambda _: None)
+        return train_on(Place(0, 1, HERE), request, lambda _: None)
     outcomes: list[Outcome] = sessions(ranks).run(train_task, request)
     return outcomes[0]
 
@@ -48,7 +51,7 @@ def _weights(path: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("kind", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("strategy", EXACT)
 def test_weights_equal_single_device_training(
     strategy: str, ranks: int, kind: str, tolerance: float, shape: str, tmp_path: Path, session_of: SessionOf
@@ -61,6 +64,7 @@ def test_weights_equal_single_device_training(
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "ring"])
+@pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
 def test_accumulating_in_parts_changes_nothing(strategy: str, tmp_path: Path, session_of: SessionOf) -> None:
     alone, spread = tmp_path / "alone.safetensors", tmp_path / "spread.safetensors"
     _train(strategy_of("single"), "float64", "short last batch", alone, session_of, 0)
@@ -68,7 +72,7 @@ def test_accumulating_in_parts_changes_nothing(strategy: str, tmp_path: Path, se
     torch.testing.assert_close(_weights(spread), _weights(alone), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("strategy", [*EXACT, "mirrored:bucket_MB=1"])
 def test_planned_bytes_equal_the_kernels_count_and_phases_sum(strategy: str, ranks: int, session_of: SessionOf) -> None:
     chosen = strategy_of(strategy)

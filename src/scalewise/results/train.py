@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from scalewise.results.phase_table import phase_table
 from scalewise.results.printable import Printable
 from scalewise.results.statistics import Interval
 from scalewise.results.units import bytes_text, seconds_text
@@ -75,7 +76,7 @@ class TrainResult(Printable):
             facts.add_row(name, text)
         parts: list[RenderableType] = [facts]
         if self.phases:
-            parts += [Text(), _phase_table(self.phases)]
+            parts += [Text(), phase_table(self.phases)]
         parts += [Text(f"note: {note}", style="yellow") for note in self.notes]
         return Group(*parts)
 
@@ -117,21 +118,3 @@ class TrainResult(Printable):
         if self.checkpoint:
             facts.append(("checkpoint", str(self.checkpoint)))
         return facts
-
-
-def _phase_table(phases: dict[str, float]) -> Table:
-    total = sum(phases.values())
-    longest = max(phases.values())
-    table = Table(box=None, padding=(0, 2), header_style="dim", pad_edge=False)
-    table.add_column("phase")
-    table.add_column("per step", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("")
-    for phase, seconds in phases.items():
-        table.add_row(
-            phase,
-            seconds_text(seconds),
-            f"{seconds / total:.0%}" if total else "-",
-            Text("█" * max(1, round(24 * seconds / longest)) if longest else "", style="cyan"),
-        )
-    return table
