@@ -9,7 +9,7 @@ def whole_numbers(flag: str, text: str) -> list[int]:
     """'10,20' -> [10, 20]; each must be at least 1."""
     numbers = []
     for part in text.split(","):
-        if not part.strip().isdigit() or int(part) < 1:
+        if not part.strip().isdecimal() or int(part) < 1:
             raise UserError(f"{flag} is '{text}'; it must be whole numbers from 1, as in {flag} 10,20,50")
         numbers.append(int(part))
     return numbers

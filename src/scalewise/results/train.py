@@ -71,7 +71,7 @@ class TrainResult(Printable):
     def __rich__(self) -> RenderableType:
         facts = Table.grid(padding=(0, 2))
         facts.add_column(style="dim")
-        facts.add_column()
+        facts.add_column(overflow="fold")
         for name, text in self._facts():
             facts.add_row(name, text)
         parts: list[RenderableType] = [facts]

@@ -133,6 +133,6 @@ def _workers(options: Any, load: str) -> int:
         if key != "workers":
             raise unknown(f"option of --load {load.partition(':')[0]}", key, ["workers"])
     text = options.get("workers", "0")
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UserError(f"--load {load}: workers is '{text}'; it must be a whole number from 0")
     return int(text)

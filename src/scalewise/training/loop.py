@@ -72,11 +72,12 @@ def train_on(place: Place, request: Request, report: Callable[[Report], None], *
     set_precision(settings.precision, place.device)
     torch.manual_seed(settings.seed)
     total = settings.total_steps(len(data))
-    times = Times(warm_up=min(5, total // 4))
+    times = Times()
     job = Job(workload, data, settings, place, make_clock(place.device, times))
     engine = ENGINES[request.strategy.name](request.strategy, job)
     with Interrupt() as interrupt:
-        run = _Run(job, engine, total, times.warm_up, report, interrupt)
+        run = _Run(job, engine, total, report, interrupt)
+        times.warm_up = run.warm_up
         outcome = run.outcome
         run.go()
     outcome.step_seconds = times.step_seconds
@@ -100,11 +101,10 @@ class _Run:
         job: Job,
         engine: Engine,
         total: int,
-        warm_up: int,
         report: Callable[[Report], None],
         interrupt: Interrupt,
     ) -> None:
-        self.job, self.engine, self.total, self.warm_up = job, engine, total, warm_up
+        self.job, self.engine, self.total = job, engine, total
         self.report, self.interrupt = report, interrupt
         self.done = self.first = self.looked_at = 0
         self.looked = perf_counter()
@@ -126,6 +126,7 @@ class _Run:
                     f"checkpoint {job.settings.checkpoint} is already at step {self.done} of {total}; "
                     "ask for more --epochs or --steps to go on"
                 )
+        self.warm_up = min(5, (total - self.done) // 4)
 
     def go(self) -> None:
         per_epoch = steps_per_epoch(len(self.job.data), self.job.settings.batch)

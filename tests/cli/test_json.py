@@ -1,0 +1,153 @@
+"""`--json` puts exactly one JSON document on stdout, with the keys other programs rely on, and nothing on stderr."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalewise.data import fetch
+from scalewise.strategies.registry import STRATEGIES
+from scalewise.workloads.catalogue import CATALOGUE
+from tests.command import Run, Said
+from tests.data.test_fetch import ARCHIVE, SHA256, serving
+
+TRAIN = {
+    "workload", "strategy", "options", "devices", "device_kind", "hosts", "link", "batch", "batch_per_device",
+    "precision", "steps", "epochs", "epoch_seconds", "step_seconds", "loss", "accuracy", "phases", "bytes_per_step",
+    "parameters", "execution",
+}  # fmt: skip
+BESIDE = {"data", "load", "peak_memory_bytes", "notes", "checkpoint"}
+DESCRIBE = {
+    "workload", "parameters", "parameter_bytes", "input_bytes", "forward_backward_bytes", "flops_per_sample", "layers",
+}  # fmt: skip
+PROFILE = {"workload", "device", "execution", "samples_per_epoch", "parameter_bytes", "layers", "steps"}
+
+
+def document_of(said: Said) -> Any:
+    """The one document; strict, so that NaN is refused as other languages would."""
+    assert (said.code, said.stderr) == (0, "")
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(said.stdout, parse_constant=refuse)
+
+
+def test_train(scalewise: Run) -> None:
+    line = ("train", "tests.tiny:float32", "--device-kind", "cpu", "--batch", 6, "--epochs", 4, "--json")
+    document = document_of(scalewise(*line))
+    assert set(document) == TRAIN | BESIDE
+    fixed = {
+        key: document[key] for key in ("workload", "strategy", "options", "devices", "device_kind", "hosts", "link")
+    }
+    assert fixed == {
+        "workload": "tests.tiny:float32",
+        "strategy": "single",
+        "options": {},
+        "devices": 1,
+        "device_kind": "cpu",
+        "hosts": 1,
+        "link": None,
+    }
+    assert (document["batch"], document["batch_per_device"], document["precision"]) == (6, 6, "fp32")
+    assert (document["steps"], document["epochs"], len(document["epoch_seconds"])) == (12, 4, 4)
+    assert set(document["step_seconds"]) == {"median", "low", "high", "n"}
+    assert document["step_seconds"]["n"] == 12 - 12 // 4
+    assert document["bytes_per_step"] == {"planned": 0, "traced": 0, "busiest": 0}
+    assert document["parameters"] == 6 * 5 + 5 + 5 * 3 + 3
+    assert list(document["phases"]) == ["load", "forward", "loss", "backward", "update"]
+    assert (document["execution"], document["load"], document["data"]) == ("eager", "device", "generated numbers")
+    assert 0 <= document["accuracy"] <= 1
+    assert document["loss"] > 0
+
+
+def test_train_of_one_step_has_no_full_epoch(scalewise: Run) -> None:
+    document = document_of(scalewise("train", "tests.tiny:float32", "--batch", 4, "--steps", 1, "--json"))
+    assert (document["steps"], document["epochs"], document["epoch_seconds"]) == (1, 0, [])
+    assert document["step_seconds"]["n"] == 1
+
+
+def test_a_resumed_last_step_counts_no_seconds_but_is_json(scalewise: Run, folder: Path) -> None:
+    line = ("train", "tests.tiny:float32", "--batch", 4, "--json", "--checkpoint", folder / "c", "--steps")
+    document_of(scalewise(*line, 39))
+    document = document_of(scalewise(*line, 40, "--resume"))
+    assert document["steps"] == 1
+    assert document["checkpoint"] == str(folder / "c")
+    assert document["step_seconds"]["n"] == 1
+
+
+def test_speech_says_where_it_comes_from(scalewise: Run, recordings: Path) -> None:
+    line = ("train", "linear", "--batch", 3, "--steps", 2, "--json")
+    assert document_of(scalewise(*line, "--data", recordings))["data"] == f"6 recordings in {recordings}"
+    synthetic = document_of(scalewise(*line, "--samples", 6))
+    assert synthetic["data"].startswith("synthetic speech")
+    assert "scalewise data speech" in synthetic["notes"][0]
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("linear", 12_102_220), ("conv", 376_200)])
+def test_describe(name: str, parameters: int, scalewise: Run) -> None:
+    document = document_of(scalewise("describe", name, "--json"))
+    assert set(document) == DESCRIBE | {"training_flops_per_sample"}
+    assert (document["workload"], document["parameters"]) == (name, parameters)
+
+
+def test_profile(scalewise: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scalewise.verbs.profile.SECONDS_PER_BATCH", 0.05)
+    path = folder / "p.json"
+    line = ("profile", "tests.tiny:float32", "--device-kind", "cpu", "--batch", "4,8", "--json", "--out", path)
+    document = document_of(scalewise(*line))
+    assert set(document) == PROFILE | {"precision", "data", "versions"}
+    assert document == json.loads(path.read_text())
+    assert [step["batch"] for step in document["steps"]] == [4, 8]
+    for step in document["steps"]:
+        assert set(step) == {
+            "batch", "forward", "backward", "update", "load", "ready", "step_seconds", "peak_memory_bytes",
+        }  # fmt: skip
+        parts = step["load"] + step["forward"] + step["backward"] + step["update"]
+        assert parts == pytest.approx(step["step_seconds"])
+    assert set(document["layers"][0]) == {"name", "parameter_bytes", "activation_bytes", "flops"}
+    assert sum(layer["parameter_bytes"] for layer in document["layers"]) == document["parameter_bytes"] == 4 * 53
+    assert (document["samples_per_epoch"], document["execution"]) == (16, "eager")
+    assert list(folder.iterdir()) == [path]
+
+
+def test_list_strategies(scalewise: Run) -> None:
+    document = document_of(scalewise("list", "strategies", "--json"))
+    assert list(document) == ["strategies"]
+    assert [row["name"] for row in document["strategies"]] == list(STRATEGIES)
+    assert document["strategies"][0] == {
+        "name": "single",
+        "summary": "one device; the reference",
+        "exact": True,
+        "options": {},
+    }
+
+
+def test_list_workloads(scalewise: Run) -> None:
+    document = document_of(scalewise("list", "workloads", "--json"))
+    assert [row["name"] for row in document["workloads"]] == list(CATALOGUE)
+    unet = document["workloads"][2]
+    assert unet["options"] == {"width": 8, "depth": 3, "norm": "none", "size": 64}
+
+
+def test_doctor(scalewise: Run) -> None:
+    document = document_of(scalewise("doctor", "--json"))
+    assert list(document) == ["Software", "Devices", "Ways to run", "Data"]
+    assert {key for checks in document.values() for check in checks for key in check} == {
+        "name",
+        "status",
+        "found",
+        "fix",
+    }
+
+
+def test_data(scalewise: Run, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with serving(ARCHIVE) as server:
+        monkeypatch.setattr(fetch.fetch_speech, "__defaults__", (server.url, SHA256, None))
+        document = document_of(scalewise("data", "speech", "--json"))
+    assert document == {"data": "speech", "folder": str(cache / "speech"), "recordings": 2}
+    assert scalewise("data", "speech").stdout == f"2 recordings in {cache / 'speech'}\n"

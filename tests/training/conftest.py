@@ -1,0 +1,45 @@
+"""One run of the loop on the CPU, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from scalewise.data.data import DataRequest
+from scalewise.engines.engine import Place
+from scalewise.step.settings import Settings
+from scalewise.strategies.single import Single
+from scalewise.training.loop import Outcome, Report, train_on
+from scalewise.training.request import Request
+from tests.command import Run, in_process
+
+CPU = Place(0, 1, torch.device("cpu"))
+Train = Callable[..., Outcome]
+
+
+@pytest.fixture
+def train() -> Train:
+    """`train("float32", batch=4, steps=3, ...)`: what the loop brings back."""
+
+    def trained(
+        kind: str, samples: int = 16, report: Callable[[Report], None] | None = None, **settings: Any
+    ) -> Outcome:
+        if "steps" in settings:
+            settings.setdefault("epochs", None)
+        request = Request(
+            kind if ":" in kind else f"tests.tiny:{kind}",
+            Single(),
+            Settings(**{"batch": 4, **settings}),
+            DataRequest(samples=samples),
+        )
+        return train_on(CPU, request, report or (lambda _: None))
+
+    return trained
+
+
+@pytest.fixture
+def scalewise(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    return in_process(capfd, monkeypatch)

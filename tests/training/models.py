@@ -1,0 +1,40 @@
+"""Workloads whose continuation is easily got wrong: dropout draws random numbers at every step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from scalewise.workloads.workload import Workload
+from tests.tiny import CLASSES, INPUTS, float32
+
+
+def dropout() -> Workload:
+    return replace(
+        float32(),
+        model=lambda: nn.Sequential(nn.Linear(INPUTS, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, CLASSES)),
+        optimizer="adam",
+    )
+
+
+def breaks_at_the_fifth() -> Workload:
+    """Its loss is not a number once the model has been called five times while training."""
+    return replace(float32(), model=Counting, accuracy=None)
+
+
+class Counting(nn.Linear):
+    """Counts its calls in a buffer, which checkpoints keep."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(INPUTS, CLASSES)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        outputs = super().forward(input)
+        return outputs * float("nan") if self.calls == 5 else outputs

@@ -1,0 +1,93 @@
+"""The loop: exact weights, losses before their update, phases that sum, runs that stop at a bad loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from scalewise.data.data import DataRequest
+from scalewise.errors import RunFailed
+from scalewise.step.shards import epoch_order
+from scalewise.training.loop import Report
+from tests import tiny
+from tests.training.conftest import Train
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in load_file(path).items() if name.startswith("model/")}
+
+
+def by_hand(samples: int, batch: int, steps: int) -> tuple[nn.Module, float]:
+    """The textbook loop over the same batches."""
+    workload = tiny.float64()
+    tensors = workload.data(DataRequest(samples=samples)).tensors
+    assert tensors is not None
+    torch.manual_seed(0)
+    model = workload.model()
+    optimizer = torch.optim.Adam(model.parameters(), workload.learning_rate)
+    per_epoch = -(-samples // batch)
+    for step in range(steps):
+        rows = epoch_order(0, step // per_epoch, samples).split(batch)[step % per_epoch]
+        optimizer.zero_grad()
+        loss = workload.loss(model(tensors[0][rows]), tensors[1][rows])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return model, loss.item()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 8])
+def test_weights_and_loss_are_those_of_a_loop_written_out(accumulate: int, train: Train, tmp_path: Path) -> None:
+    model, loss = by_hand(samples=14, batch=5, steps=8)
+    outcome = train("float64", samples=14, batch=5, steps=8, accumulate=accumulate, checkpoint=tmp_path / "c")
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(weights(tmp_path / "c")[f"model/{name}"], parameter.data, rtol=0, atol=1e-12)
+    assert outcome.loss == pytest.approx(loss, rel=1e-6)
+
+
+def test_epochs_cover_every_sample_and_are_timed(train: Train) -> None:
+    reports: list[Report] = []
+    outcome = train("float32", samples=10, batch=4, epochs=3, report=reports.append)
+    assert (outcome.steps, len(outcome.epoch_seconds), outcome.interrupted) == (9, 3, False)
+    assert [(told.epoch, told.steps_done, told.steps) for told in reports if told.loss is not None] == [
+        (0, 3, 9),
+        (1, 6, 9),
+        (2, 9, 9),
+    ]
+    assert reports[-1].loss == outcome.loss
+
+
+def test_phases_sum_to_the_typical_step(train: Train) -> None:
+    outcome = train("float32", steps=200)
+    assert list(outcome.phases) == ["load", "forward", "loss", "backward", "update"]
+    ordered = sorted(outcome.step_seconds)
+    middle = ordered[len(ordered) // 4 : -(len(ordered) // 4)]
+    assert sum(outcome.phases.values()) == pytest.approx(sum(middle) / len(middle), rel=0.02)
+    assert len(outcome.step_seconds) == 195
+
+
+def test_another_seed_gives_other_weights(train: Train, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        train("float32", steps=2, seed=seed, checkpoint=tmp_path / str(seed))
+    assert not torch.equal(weights(tmp_path / "0")["model/0.weight"], weights(tmp_path / "1")["model/0.weight"])
+
+
+@pytest.mark.parametrize("every", [None, 1])
+def test_a_loss_that_becomes_infinite_stops_the_run_unsaved(every: int | None, train: Train, tmp_path: Path) -> None:
+    with pytest.raises(
+        RunFailed, match=r"the loss became (inf|nan) at step 1; a lower --learning-rate than 1 may help"
+    ):
+        train("huge_steps", steps=3, checkpoint=tmp_path / "c", checkpoint_every=every)
+    assert not (tmp_path / "c").exists()
+
+
+def test_the_step_of_a_bad_loss_is_named_also_after_a_resume(train: Train, tmp_path: Path) -> None:
+    kind = "tests.training.models:breaks_at_the_fifth"
+    with pytest.raises(RunFailed, match="the loss became nan at step 5;"):
+        train(kind, steps=8, checkpoint=tmp_path / "c")
+    train(kind, steps=3, checkpoint=tmp_path / "c")
+    with pytest.raises(RunFailed, match="the loss became nan at step 5;"):
+        train(kind, steps=8, checkpoint=tmp_path / "c", resume=True)
