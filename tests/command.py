@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,10 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "scalewise", *map(str, arguments)]
 
 
-def start(*arguments: object, **more: Any) -> subprocess.Popen[str]:
+def start(*arguments: object, env_more: Mapping[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
     """A real process; its folder is importable, so that `tests.tiny` can be trained."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env_more or {})}
     return subprocess.Popen(command(*arguments), text=True, env=environment, **streams)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -178,7 +179,7 @@ def test_no_checkpoint_to_resume_from(folder: Path, scalewise: Run) -> None:
     assert list(folder.iterdir()) == []
 
 
-DAMAGES = {
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "truncated": lambda content: content[: len(content) // 2],
     "cut in its header": lambda content: content[:20],
     "empty": lambda _: b"",

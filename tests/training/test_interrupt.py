@@ -13,9 +13,10 @@ from scalewise.training.interrupt import Interrupt
 def test_the_first_is_noted_the_second_raises() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Interrupt() as interrupt:
-        assert not interrupt.requested
+        seen = [interrupt.requested]
         signal.raise_signal(signal.SIGINT)
-        assert interrupt.requested
+        seen.append(interrupt.requested)
+        assert seen == [False, True]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

@@ -34,7 +34,7 @@ def by_hand(samples: int, batch: int, steps: int) -> tuple[nn.Module, float]:
         rows = epoch_order(0, step // per_epoch, samples).split(batch)[step % per_epoch]
         optimizer.zero_grad()
         loss = workload.loss(model(tensors[0][rows]), tensors[1][rows])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     return model, loss.item()
 

@@ -23,13 +23,13 @@ def training_bar(batch: int) -> Iterator[Callable[[Report], None] | None]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f} steps"),
+        TextColumn("{task.fields[steps]}"),
         TextColumn("{task.fields[rate]}"),
         TextColumn("{task.fields[loss]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("starting", total=None, rate="", loss="")
+        bar = progress.add_task("starting", total=None, steps="", rate="", loss="")
 
         def told(report: Report) -> None:
             speed = progress.tasks[0].speed
@@ -38,6 +38,7 @@ def training_bar(batch: int) -> Iterator[Callable[[Report], None] | None]:
                 description=f"epoch {report.epoch + 1}",
                 completed=report.steps_done,
                 total=report.steps,
+                steps=f"{report.steps_done:,}/{report.steps:,} steps",
                 rate=f"{speed * batch:,.0f} samples/s" if speed else "",
             )
             if report.loss is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from io import StringIO
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -25,7 +26,6 @@ class Printable(ABC):
         return capture.get()
 
     def _repr_html_(self) -> str:
-        console = Console(width=110, record=True, force_jupyter=False)
-        with console.capture():
-            console.print(self)
+        console = Console(width=110, record=True, force_jupyter=False, file=StringIO())
+        console.print(self)
         return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")

@@ -12,7 +12,7 @@ import torch.distributed
 
 from scalewise import __version__
 from scalewise.data.data import DataRequest
-from scalewise.data.speech import find_speech
+from scalewise.data.speech import find_speech, recordings
 from scalewise.errors import UserError
 from scalewise.results.checks import Check, Checkup
 from scalewise.results.units import bytes_text
@@ -136,6 +136,7 @@ def _engines() -> list[Check]:
 def _data() -> list[Check]:
     try:
         folder = find_speech(DataRequest())
+        count = len(recordings(folder)) if folder else 0
     except UserError as error:
         return [Check("speech", "bad", str(error))]
     if folder is None:
@@ -147,4 +148,4 @@ def _data() -> list[Check]:
                 "scalewise data speech (12 MB), or point SCALEWISE_SPEECH at a folder of wavs",
             )
         ]
-    return [Check("speech", "ok", f"recordings in {folder}")]
+    return [Check("speech", "ok", f"{count:,} recordings in {folder}")]

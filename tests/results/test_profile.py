@@ -1,0 +1,68 @@
+"""Profiles: a JSON file that is read as it was written, and read without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scalewise.errors import RunFailed, UserError
+from scalewise.results.profile import LayerCost, Profile, ProfileDocument, StepCost
+
+DOCUMENT = ProfileDocument(
+    workload="linear",
+    device="a card",
+    execution="eager",
+    samples_per_epoch=101,
+    parameter_bytes=48_408_880,
+    layers=(LayerCost(name="Linear-1", parameter_bytes=48_408_880, activation_bytes=40, flops=24_000_000),),
+    steps=(StepCost(batch=10, forward=0.002, backward=0.003, update=0.001, load=0.0005, ready=(0.5, 1.0)),),
+)
+
+
+def test_it_reads_what_it_wrote(tmp_path: Path) -> None:
+    Profile(DOCUMENT).write(tmp_path / "p.json")
+    assert Profile.read(tmp_path / "p.json").document == DOCUMENT
+    assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
+
+
+def test_a_published_profile_needs_only_the_contracts_keys(tmp_path: Path) -> None:
+    content = json.loads(DOCUMENT.model_dump_json())
+    for key in ("precision", "data", "versions"):
+        del content[key]
+    (tmp_path / "p.json").write_text(json.dumps(content))
+    assert Profile.read(tmp_path / "p.json").document == DOCUMENT
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"samples_per_epoch": 0}, "samples_per_epoch: Input should be greater than 0"),
+        ({"parameter_bytes": -1}, "parameter_bytes: Input should be greater than or equal to 0"),
+        ({"steps": [{"batch": 0}]}, "steps.0.batch: Input should be greater than 0"),
+        ({"layers": 3}, "layers: Input should be a valid"),
+    ],
+)
+def test_impossible_values_are_told_with_their_place(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(json.loads(DOCUMENT.model_dump_json()) | change))
+    with pytest.raises(UserError) as error:
+        Profile.read(path)
+    assert str(error.value).startswith(f"{path} is not a profile: {message}")
+
+
+def test_seconds_are_the_sum_of_the_parts() -> None:
+    assert DOCUMENT.steps[0].seconds == pytest.approx(0.0065)
+
+
+def test_the_table_counts_the_short_last_step_of_an_epoch() -> None:
+    text = str(Profile(DOCUMENT))
+    for expected in ("linear on one device (a card), eager", "46.2 MiB", "101 samples", "6.5 ms", "650 µs", "71.5 ms"):
+        assert expected in text
+
+
+def test_a_folder_in_its_way_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"cannot write .*: Is a directory"):
+        Profile(DOCUMENT).write(tmp_path)
+    assert not list(tmp_path.parent.glob(".*.part"))

@@ -1,0 +1,80 @@
+"""A training result as a table, as HTML and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+from scalewise.results.statistics import interval_of
+from scalewise.results.train import BytesPerStep, TrainResult
+
+RESULT = TrainResult(
+    workload="linear",
+    data="synthetic speech",
+    strategy="mirrored",
+    options={"bucket_MB": 25.0},
+    devices=2,
+    device_kind="cpu",
+    hosts=1,
+    link=None,
+    batch=21,
+    batch_per_device=11,
+    precision="fp32",
+    steps=200,
+    epochs=2,
+    epoch_seconds=[2.0, 1.0],
+    step_seconds=interval_of([0.01] * 20),
+    loss=0.5,
+    accuracy=0.975,
+    phases={"forward": 0.006, "backward": 0.004},
+    bytes_per_step=BytesPerStep(2048, None, 2048),
+    parameters=12_102_220,
+    execution="eager",
+    load="device",
+    peak_memory_bytes=None,
+    notes=["trained on synthetic speech"],
+)
+
+
+def test_the_table() -> None:
+    text = str(RESULT)
+    for expected in (
+        "linear  (12,102,220 parameters; synthetic speech)",
+        "mirrored on 2 cpu devices, eager, fp32, data by device",
+        "21 global = 11 per device",
+        "200 steps, 2 full epochs",
+        "10 ms  [95 %: 10 ms to 10 ms, n = 20]  2,100 samples/s",
+        "0.5000, accuracy 97.50%",
+        "2.0 KiB per step planned, not traced; busiest device 2.0 KiB",
+        "note: trained on synthetic speech",
+    ):
+        assert expected in text
+    assert "60%" in text
+
+
+def test_hosts_and_traced_bytes_are_shown() -> None:
+    shown = dataclasses.replace(RESULT, hosts=2, link="1gbit", bytes_per_step=BytesPerStep(2048, 2050, 2048))
+    assert "on 2 hosts joined by 1gbit" in str(shown)
+    assert "2.0 KiB traced" in str(shown)
+
+
+def test_html_for_notebooks() -> None:
+    html = RESULT._repr_html_()
+    assert html.startswith("<pre>")
+    assert "21 global = 11 per device" in html
+    assert "<span style=" in html
+
+
+def test_a_run_without_times_is_still_json_and_prints() -> None:
+    empty = dataclasses.replace(RESULT, step_seconds=interval_of([]), loss=math.nan, phases={}, epoch_seconds=[])
+    document = json.loads(json.dumps(empty.to_json(), allow_nan=False))
+    assert document["loss"] is None
+    assert document["step_seconds"] == {"median": None, "low": None, "high": None, "n": 0}
+    assert "n = 0" in str(empty)
+
+
+def test_a_long_path_is_shown_whole() -> None:
+    path = Path("/a/very/long/path") / ("x" * 150)
+    assert str(path) in "".join(str(dataclasses.replace(RESULT, checkpoint=path)).split())
