@@ -130,9 +130,7 @@ def main() -> None:
                 found = session.run(both, name, batch, options.repeats, options.seconds)[0]
                 rows.append({"workload": name, "batch": batch, "seconds_per_step": found})
                 ratio = found["hand-written"] / found["ours"]
-                table.add_row(
-                    name, str(batch), *(f"{value * 1e3:.1f} ms" for value in found.values()), f"{ratio:.3f}"
-                )
+                table.add_row(name, str(batch), *(f"{value * 1e3:.1f} ms" for value in found.values()), f"{ratio:.3f}")
     console.print(table)
     if options.json:
         options.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=2))

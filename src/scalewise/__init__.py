@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from scalewise.workloads.workload import Workload
 
 __version__ = "0.1.0"
-__all__ = ["Data", "DataRequest", "RunFailed", "UserError", "Workload", "attach", "describe", "doctor", "profile", "train"]
+__all__ = [
+    "Data",
+    "DataRequest",
+    "RunFailed",
+    "UserError",
+    "Workload",
+    "attach",
+    "describe",
+    "doctor",
+    "profile",
+    "train",
+]
 
 _HOMES = {
     "Data": "scalewise.data.data",

@@ -23,13 +23,13 @@ class Clock(Protocol):
     """Told when a step starts and when each of its phases ends; read once per epoch.
 
     `note` remembers a moment inside a phase; `lap(phase, noted=True)` says that the phase ended at the last one noted.
-    `drop` forgets a step that was started and never went on.
+    `close` says that no step follows for now; one that was started and did not go on is forgotten.
     """
 
     def start(self) -> None: ...
     def lap(self, phase: str, *, noted: bool = False) -> None: ...
     def note(self) -> None: ...
-    def drop(self) -> None: ...
+    def close(self) -> None: ...
     def collect(self) -> None: ...
 
 
@@ -101,7 +101,7 @@ class HostClock:
     def note(self) -> None:
         self.noted = perf_counter()
 
-    def drop(self) -> None:
+    def close(self) -> None:
         if self.marks and self.marks[-1][0] == "":
             self.marks.pop()
 
@@ -125,6 +125,7 @@ class EventClock:
         self.current: list[tuple[str, torch.cuda.Event]] | None = None
         self.noted: torch.cuda.Event | None = None
         self.end: torch.cuda.Event | None = None
+        self.went_on = False
         self.collected_seconds = 0.0
 
     def start(self) -> None:
@@ -134,10 +135,12 @@ class EventClock:
         position = len(self.boundaries)
         self.boundaries.append(event)
         self.current = None
+        self.went_on = False
         if position < self.SAMPLED_AT_FIRST or position % self.EVERY == 0:
             self.current = self.sampled[position] = [("", event)]
 
     def lap(self, phase: str, *, noted: bool = False) -> None:
+        self.went_on = True
         if self.current is not None:
             self.current.append((phase, self.noted if noted and self.noted else _event()))
 
@@ -145,13 +148,16 @@ class EventClock:
         if self.current is not None:
             self.noted = _event()
 
-    def drop(self) -> None:
-        if self.boundaries:
+    def close(self) -> None:
+        if self.boundaries and not self.went_on:
             self.end = self.boundaries.pop()
             self.sampled.pop(len(self.boundaries), None)
+        elif self.end is None:
+            self.end = _event()
 
     def wants(self, events: list[tuple[str, torch.cuda.Event]]) -> bool:
         """Whether to replay the twin of a graph that records `events`: their times are read once per collection."""
+        self.went_on = True
         if self.current is None or any(events is taken for taken in self.sampled.values()):
             return False
         self.sampled[len(self.boundaries) - 1] = events

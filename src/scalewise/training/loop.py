@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from scalewise.engines.engine import Engine, Job, Place
@@ -157,11 +159,11 @@ class _Run:
         first, end = self._traced(batches)
         for position in range(len(batches)):
             if position == first:
-                self.outcome.traffic.start()
+                self._between_ranks(self.outcome.traffic.start)
             self.engine.step()
             self.done += 1
             if position == end:
-                self.outcome.traffic.stop(end - first + 1)
+                self._between_ranks(partial(self.outcome.traffic.stop, end - first + 1))
             if every and self.done % every == 0:
                 before = perf_counter()
                 self._collect(epoch)
@@ -173,9 +175,11 @@ class _Run:
             if now - reported > SECONDS_BETWEEN_REPORTS:
                 self.report(Report(self.done, self.total, epoch))
                 reported = now
+        seconds = perf_counter() - started - saving
         if self._look():
+            self.job.clock.close()
             self._collect(epoch)
-        return perf_counter() - started - saving
+        return seconds
 
     def _look(self) -> bool:
         """Whether to wait for the device now: on one GPU only now and then, between ranks always, so that all agree."""
@@ -195,9 +199,16 @@ class _Run:
         self.looked, self.looked_at = perf_counter(), self.done
         self.report(Report(self.done, self.total, epoch, self.outcome.loss))
 
+    @staticmethod
+    def _between_ranks(read_counters: Callable[[], None]) -> None:
+        """While nothing is under way between ranks."""
+        dist.barrier()
+        read_counters()
+        dist.barrier()
+
     def _traced(self, batches: list[Tensor]) -> tuple[int, int]:
         """The first and last step whose bytes are counted: after the warm-up, before a save, whole batches only."""
-        if self.job.place.world == 1 or not sockets.available():
+        if self.job.place.world == 1 or dist.get_backend() != "gloo" or not sockets.available():
             return -1, -1
         first = max(0, self.warm_up - (self.done - self.first))
         last = len(batches) - 1 - (len(batches[-1]) < self.job.settings.batch)

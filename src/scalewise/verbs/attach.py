@@ -38,9 +38,9 @@ def attach(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, *, 
 class Attachment(Printable):
     """Hooks on forward, on the gradients and around the optimizer; each costs a microsecond or less.
 
-        optimizer ends | load | forward | loss | backward | reduce | update | optimizer ends
-                               pre-hook  hook   output's    last      pre-hook  post-hook
-                                                gradient    gradient
+    optimizer ends | load | forward | loss | backward | reduce | update | optimizer ends
+                           pre-hook  hook   output's    last      pre-hook  post-hook
+                                            gradient    gradient
     """
 
     def __init__(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
@@ -71,7 +71,7 @@ class Attachment(Printable):
     def report(self) -> StepReport:
         """What was seen so far."""
         if self.started and not self.in_backward:
-            self.clock.drop()
+            self.clock.close()
             self.started = False
         self.clock.collect()
         sent = None

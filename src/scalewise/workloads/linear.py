@@ -18,7 +18,7 @@ def build(name: str) -> Workload:
         loss=classification_loss,
         accuracy=classification_accuracy,
         input_shape=(1, CLIP_SAMPLES),
-        learning_rate=5e-4,
+        learning_rate=2e-4,
     )
 
 
