@@ -20,6 +20,9 @@ def broken():
 
 def text():
     return "a model"
+
+def impatient():
+    raise KeyboardInterrupt
 """
 FILE = "my_models.py"
 
@@ -59,7 +62,7 @@ def test_a_module_is_described(scalewise: Run) -> None:
             "gives 5 numbers per sample; --classes 6 needs 6",
         ),
         (["train", f"{FILE}:small", "--input", "7", "--classes", 5], "RuntimeError"),
-        (["train", f"{FILE}:smal", *SHAPE], f"no function 'smal' in {FILE}; it defines small, broken, text"),
+        (["train", f"{FILE}:smal", *SHAPE], f"no function 'smal' in {FILE}; it defines small, broken, text, impatient"),
         (["train", f"{FILE}:broken", *SHAPE], f"{FILE}:7: TypeError"),
         (["train", f"{FILE}:text", *SHAPE], "returns str; a scalewise.Workload or a torch.nn.Module is expected"),
         (["train", "linear", *SHAPE], "--input and --classes describe an nn.Module of yours"),
@@ -67,3 +70,7 @@ def test_a_module_is_described(scalewise: Run) -> None:
 )
 def test_mistakes_are_told(line: list[object], sentence: str, scalewise: Run) -> None:
     scalewise(*line).refused(2, sentence)
+
+
+def test_ctrl_c_before_the_first_step(scalewise: Run) -> None:
+    scalewise("train", f"{FILE}:impatient", *SHAPE).refused(1, "interrupted")
