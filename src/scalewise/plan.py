@@ -14,7 +14,7 @@ class Footprint:
     """What a workload weighs: all that a plan needs to know of it, without torch."""
 
     parameter_bytes: tuple[int, ...]
-    """One entry per trainable tensor, in the model's order."""
+    """One entry per trainable tensor, in the order in which gradients become ready: about the model's, reversed."""
     input_bytes: int
     """Of one sample, as are the next two."""
     target_bytes: int

@@ -30,7 +30,7 @@ class Mirrored:
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
         """PowerSGD's factors depend on tensor shapes, which a footprint has; it is planned as they are sent."""
-        buckets = buckets_of(reversed(footprint.parameter_bytes), self.bucket_MB)
+        buckets = buckets_of(footprint.parameter_bytes, self.bucket_MB)
         divisor = 2 if self.compress == "fp16" else 1
         return replicated_plan(
             devices, batch, buckets, lambda size: sends(backend, "all_reduce", devices, size // divisor)

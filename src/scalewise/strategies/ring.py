@@ -26,5 +26,5 @@ class Ring:
     """Chunks travel in pieces of this size, so that sending, receiving and adding overlap."""
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
-        buckets = buckets_of(reversed(footprint.parameter_bytes), self.bucket_MB)
+        buckets = buckets_of(footprint.parameter_bytes, self.bucket_MB)
         return replicated_plan(devices, batch, buckets, lambda size: ring_sends(devices, size, self.piece_MB, backend))

@@ -88,7 +88,7 @@ def train_on(place: Place, request: Request, report: Callable[[Report], None], *
     outcome.spans = times.spans(place.rank)
     outcome.peak_memory_bytes = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
     if place.rank == 0:
-        outcome.footprint = footprint_of(data, engine.model)
+        outcome.footprint = footprint_of(workload, data)
     if evaluate and engine.feed and place.rank == 0 and not outcome.interrupted:
         seen = min(len(data), run.done * settings.batch)
         outcome.accuracy = accuracy_of(engine.model, workload, engine.feed, seen, settings.batch)

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from scalewise.data.data import Data
 from scalewise.plan import Footprint
+from scalewise.workloads.workload import Workload
 
 
-def footprint_of(data: Data, model: nn.Module) -> Footprint:
-    """`model` is the one being trained: one sample goes through it to see what comes out."""
+def footprint_of(workload: Workload, data: Data) -> Footprint:
+    """Found by one sample through a fresh model, on the meta device where the model can run without numbers."""
+    try:
+        return _footprint_on("meta", workload, data)
+    except Exception:  # whatever a model does with real numbers only; if it fails on the CPU too, that is its error
+        with torch.random.fork_rng(devices=[]):
+            return _footprint_on("cpu", workload, data)
+
+
+def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
+    with torch.device(device):
+        model = workload.model()
+    ready: list[int] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda which: ready.append(which.nbytes))
     inputs, targets = data.example()
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        outputs = model(inputs.unsqueeze(0).to(device))
-    model.train(was_training)
+    outputs = model(inputs.unsqueeze(0).to(device))
+    outputs.float().sum().backward()
     return Footprint(
-        parameter_bytes=tuple(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad),
+        parameter_bytes=tuple(ready),
         input_bytes=inputs.nbytes,
         target_bytes=targets.nbytes,
         output_bytes=outputs.nbytes,

@@ -1,0 +1,102 @@
+"""Plans as literal tables, and what the survey says of each strategy's traffic."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalewise.errors import UserError
+from scalewise.plan import Footprint
+from scalewise.strategies.registry import STRATEGIES, strategy_of
+from scalewise.strategies.shares import share_sizes
+
+MODEL = Footprint(parameter_bytes=(40_000_000, 8_000_000), input_bytes=48_000, target_bytes=8, output_bytes=40)
+S = 48_000_000
+
+
+def test_one_device_does_one_thing_after_the_other() -> None:
+    plan = strategy_of("single").plan(MODEL, 1, 20)
+    assert [(step.phase, step.after) for step in plan.operations] == [
+        ("load", ()),
+        ("forward", (0,)),
+        ("loss", (1,)),
+        ("backward", (2,)),
+        ("update", (3,)),
+    ]
+    assert plan.bytes_per_step == 0
+
+
+def test_data_parallel_is_the_studys_eight_steps() -> None:
+    plan = strategy_of("data-parallel").plan(MODEL, 2, 5)
+    assert [
+        (step.phase, step.rank, step.send.target if step.send else None, step.samples) for step in plan.operations
+    ] == [
+        ("load", 0, None, 5),
+        ("scatter", 0, 1, 0),
+        ("broadcast", 0, 1, 0),
+        ("forward", 0, None, 3),
+        ("forward", 1, None, 2),
+        ("gather", 1, 0, 0),
+        ("loss", 0, None, 5),
+        ("scatter", 0, 1, 0),
+        ("backward", 0, None, 3),
+        ("backward", 1, None, 2),
+        ("reduce", 1, 0, 0),
+        ("update", 0, None, 5),
+    ]
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_the_default_device_carries_two_models_per_other_device(devices: int) -> None:
+    plan = strategy_of("data-parallel").plan(MODEL, devices, 8)
+    samples = 8 - share_sizes(8, devices)[0]
+    expected = 2 * S * (devices - 1) + samples * (MODEL.input_bytes + 2 * MODEL.output_bytes)
+    assert plan.busiest_bytes == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "ring"])
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_an_all_reduce_sends_less_than_two_models_per_device(strategy: str, devices: int) -> None:
+    plan = strategy_of(strategy).plan(MODEL, devices, 8)
+    per_device = 2 * S * (devices - 1) / devices
+    assert plan.bytes_per_step / devices == pytest.approx(per_device, rel=0.001)
+    assert plan.busiest_bytes == pytest.approx(2 * per_device, rel=0.001)
+    assert per_device < 2 * S
+
+
+def test_fp16_gradients_weigh_half() -> None:
+    whole = strategy_of("mirrored").plan(MODEL, 4, 8).bytes_per_step
+    assert strategy_of("mirrored:compress=fp16").plan(MODEL, 4, 8).bytes_per_step == pytest.approx(whole / 2, rel=0.001)
+
+
+def test_every_operation_waits_only_for_earlier_ones() -> None:
+    for name in STRATEGIES:
+        for position, step in enumerate(strategy_of(name).plan(MODEL, 1 if name == "single" else 3, 7).operations):
+            assert all(before < position for before in step.after), (name, position)
+
+
+def test_a_device_without_samples_takes_no_part_in_data_parallel() -> None:
+    plan = strategy_of("data-parallel").plan(MODEL, 4, 2)
+    assert {step.rank for step in plan.operations} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("mirorred", "unknown strategy 'mirorred' (did you mean 'mirrored'?); valid: single, data-parallel, mirrored"),
+        ("single:x=1", "'single' takes no options, got 'x'"),
+        ("mirrored:buckets=3", "unknown option of mirrored 'buckets' (did you mean 'bucket_MB'?); valid: bucket_MB"),
+        ("mirrored:bucket_MB=0", "option 'bucket_MB' of mirrored is 0; it must be above 0"),
+        ("mirrored:bucket_MB=big", "option 'bucket_MB' of mirrored is 'big'; it must be a number"),
+        ("mirrored:compress=zip", "option 'compress' of mirrored is 'zip'; valid: none, fp16, powersgd"),
+        ("mirrored:bucket_MB=", "option 'bucket_MB' of 'mirrored:bucket_MB=' has no value"),
+    ],
+)
+def test_a_wrong_strategy_is_answered_with_the_valid_ones(text: str, sentence: str) -> None:
+    with pytest.raises(UserError) as answer:
+        strategy_of(text)
+    assert sentence in str(answer.value)
+
+
+def test_only_compression_costs_exactness() -> None:
+    assert strategy_of("mirrored").exact
+    assert not strategy_of("mirrored:compress=powersgd").exact
