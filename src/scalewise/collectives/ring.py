@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from scalewise.collectives import sends
 from scalewise.collectives.send import Send
@@ -39,7 +40,7 @@ def piece_sizes(ranks: int, elements: int, element_bytes: int, piece_bytes: int)
     piece_elements = max(1, piece_bytes // element_bytes)
     count = ranks * max(1, -(-elements // (ranks * piece_elements)))
     cuts = [elements * number // count for number in range(count + 1)]
-    return [end - start for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [end - start for start, end in pairwise(cuts)]
 
 
 def sent_pieces(ranks: int, rank: int, sizes: Sequence[int]) -> list[list[int]]:
