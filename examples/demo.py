@@ -24,7 +24,9 @@ def main() -> None:
             status.update(f"{name}: one device {seconds_text(one.step_seconds.median)} per step; now two")
             two = scalewise.train(name, strategy="mirrored", devices=2, device_kind="cpu", **run)
         speedup = one.step_seconds.median / two.step_seconds.median
-        word, style = ("gains", "green") if speedup > 1.05 else ("chokes", "red") if speedup < 0.95 else ("even", "yellow")
+        word, style = (
+            ("gains", "green") if speedup > 1.05 else ("chokes", "red") if speedup < 0.95 else ("even", "yellow")
+        )
         waiting = two.phases["reduce"] / sum(two.phases.values())
         weights = one.parameters * 4
         table.add_row(
@@ -38,7 +40,9 @@ def main() -> None:
         )
         verdicts.append(f"{name} {word} ({speedup:.2f}x at batch {one.batch})")
     console.print(table)
-    console.print("\nTimes are of one training step; waiting: the part of it that waits for the other device's gradients.")
+    console.print(
+        "\nTimes are of one training step; waiting: the part of it that waits for the other device's gradients."
+    )
     console.print(f"Found: a second device, {' and '.join(verdicts)}. Data: {one.data}.")
     console.print("Look closer: .venv/bin/scalewise train linear --strategy mirrored --devices 2 --batch 10 --steps 40")
 

@@ -19,6 +19,8 @@ class Footprint:
     """Of one sample, as are the next two."""
     target_bytes: int
     output_bytes: int
+    parameter_shapes: tuple[tuple[int, ...], ...] = ()
+    """In the same order; compression looks at them."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,9 @@ def test_accumulating_in_parts_changes_nothing(strategy: str, tmp_path: Path, se
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("strategy", [*EXACT, "mirrored:bucket_MB=1"])
+@pytest.mark.parametrize(
+    "strategy", [*EXACT, "mirrored:bucket_MB=1", "mirrored:compress=fp16", "mirrored:compress=powersgd"]
+)
 def test_planned_bytes_equal_the_kernels_count_and_phases_sum(strategy: str, ranks: int, session_of: SessionOf) -> None:
     chosen = strategy_of(strategy)
     workload = "synthetic:parameters=600000,flops=2000000"

@@ -22,11 +22,11 @@ def ddp_buckets(worker: Worker, name: str, bucket_MB: float | None) -> list[int]
     _, feed, ddp = replicate(Job(workload, data, Settings(2), place, HostClock(Times())), bucket_MB)
     sizes: list[int] = []
 
-    def hook(state: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    def hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
         sizes.append(bucket.buffer().nbytes)
-        return allreduce_hook(dist.group.WORLD, bucket)
+        return allreduce_hook(group, bucket)
 
-    ddp.register_comm_hook(None, hook)
+    ddp.register_comm_hook(dist.group.WORLD, hook)
     for _ in range(2):
         sizes.clear()
         [(inputs, targets)] = feed.batches([torch.arange(2)])

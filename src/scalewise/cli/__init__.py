@@ -27,6 +27,8 @@ def main() -> None:
     except UsageError as error:
         _fail(sentence_of(error), 2)
     except RunFailed as error:
+        if os.environ.get("SCALEWISE_TRACEBACK"):
+            print(getattr(error, "details", ""), file=sys.stderr)
         _fail(str(error), 1)
     except OSError as error:
         if error.filename is not None:  # a named file, not standard output

@@ -30,7 +30,7 @@ def build(strategy: DataParallel, job: Job) -> Engine:
     model = job.workload.model().to(job.place.device)
     if strategy.engine == "threads":
         feed = make_feed(job.data, job.settings.load, job.place.device)
-        return EagerEngine(job, model, feed, nn.DataParallel(model))
+        return EagerEngine(job, model, feed, nn.DataParallel(model, list(range(job.place.gpus))))
     if job.settings.accumulate > 1:
         raise UserError(
             "data-parallel cannot accumulate: its loss is computed once, over the whole batch; use mirrored"

@@ -22,6 +22,8 @@ class Place:
     rank: int
     world: int
     device: torch.device
+    gpus: int = 1
+    """How many devices this one process drives: more than one only for torch.nn.DataParallel."""
 
 
 @dataclass(frozen=True)

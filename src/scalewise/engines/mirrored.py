@@ -15,7 +15,7 @@ from scalewise.strategies.mirrored import Mirrored
 
 def build(strategy: Mirrored, job: Job) -> Engine:
     """DDP as it is: it averages over ranks, so each shard's loss carries the number of ranks as a factor."""
-    model, feed, ddp = replicate(job, strategy.bucket_MB)
+    model, feed, ddp = replicate(job, strategy.bucket_limit_MB)
     _compress(ddp, strategy)
     return EagerEngine(job, model, feed, ddp, averaged=True)
 

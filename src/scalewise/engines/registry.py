@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scalewise.engines import data_parallel, mirrored, single
+from scalewise.engines import data_parallel, mirrored, ring, single
 from scalewise.engines.engine import Engine, Job
 
 ENGINES: dict[str, Callable[[Any, Job], Engine]] = {
     "single": single.build,
     "data-parallel": data_parallel.build,
     "mirrored": mirrored.build,
-    # RINGENTRY
+    "ring": ring.build,
 }
 """Each is given its own strategy's dataclass."""

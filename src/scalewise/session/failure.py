@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
+import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
 
+import scalewise
 from scalewise.errors import RunFailed, UserError
 
 Kind = Literal["died", "hang", "user", "oom", "error", "timeout", "lost"]
@@ -23,6 +26,13 @@ SYMPTOMS: frozenset[Kind] = frozenset({"timeout", "lost"})
 _LIBRARY_WORDS = ("gloo", "nccl", "processgroup", "tcpstore")
 _TIMEOUT_WORDS = ("timed out", "timeout")
 _LOST_WORDS = ("connection closed", "connection reset", "broken pipe", "connection refused", "remote process exited")
+_NOT_THE_USERS = (
+    str(Path(scalewise.__file__).parent),
+    "site-packages",
+    "dist-packages",
+    sysconfig.get_path("stdlib"),
+    "<",
+)
 _MEMORY_WORDS = ("defaultcpuallocator: can't allocate memory", "not enough memory")
 
 
@@ -52,9 +62,13 @@ def from_exception(rank: int, error: BaseException) -> Failure:
     kind = _kind_of(error)
     message = str(error).strip().partition("\n")[0]
     what = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    sentences = {"user": message, "oom": f"rank {rank} ran out of memory: {what}"}
     details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Failure(rank, kind, sentences.get(kind, f"rank {rank} failed: {what}"), details)
+    if isinstance(error, (UserError, RunFailed)):  # a sentence already
+        return Failure(rank, kind, message, details)
+    if kind == "oom":
+        hint = "a smaller --batch, or --accumulate 2, needs less"
+        return Failure(rank, kind, f"rank {rank} ran out of memory ({what}); {hint}", details)
+    return Failure(rank, kind, f"rank {rank} failed{_where(error)}: {what}", details)
 
 
 def from_exit(rank: int, code: int | None) -> Failure:
@@ -81,6 +95,14 @@ def first_cause(failures: Sequence[Failure]) -> Failure:
 def to_exception(failure: Failure) -> Exception:
     """Bad input found by a rank is bad input still."""
     return UserError(failure.sentence) if failure.kind == "user" else RankFailed(failure)
+
+
+def _where(error: BaseException) -> str:
+    """The line of the user's own code that the error came through, if any: not ours, not a library's."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not any(part in frame.filename for part in _NOT_THE_USERS):
+            return f" at {frame.filename}, line {frame.lineno}"
+    return ""
 
 
 def _kind_of(error: BaseException) -> Kind:

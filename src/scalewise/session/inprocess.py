@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from scalewise.errors import RunFailed, UserError
 from scalewise.session.allocator import keep_freed_memory
 from scalewise.session.cores import allowed_cores, core_order, cores_of, pin
 from scalewise.session.devices import settle
+from scalewise.session.failure import from_exception, to_exception
 from scalewise.session.placement import Placement
 
 
@@ -20,6 +22,7 @@ class LocalWorker:
 
     device: torch.device
     report: Callable[[Any], None]
+    gpus: int
     rank: int = 0
     world: int = 1
 
@@ -44,7 +47,12 @@ class InProcess:
     ) -> list[Any]:
         """The task's result, as the list of one rank."""
         report = (lambda told: on_report(0, told)) if on_report else (lambda _: None)
-        return [task(LocalWorker(self.device, report), *arguments)]
+        try:
+            return [task(LocalWorker(self.device, report, self.placement.devices), *arguments)]
+        except (UserError, RunFailed):
+            raise
+        except Exception as error:
+            raise to_exception(from_exception(0, error)) from error
 
     def __exit__(self, *_: object) -> None:
         torch.set_num_threads(self.threads)

@@ -35,6 +35,8 @@ class Worker:
     """Shared by all ranks, for tasks that need more than collectives; clear of the process group's own keys."""
     report: Callable[[object], None]
     """Send anything picklable to the launcher while the task runs."""
+    gpus: int = 1
+    """Devices that this one process drives."""
 
 
 def join(placement: Placement, host: int, report: Callable[[object], None]) -> Worker:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from scalewise.spec import parse_spec, unknown
 from scalewise.strategies.data_parallel import DataParallel
 from scalewise.strategies.mirrored import Mirrored
-
-# RING
+from scalewise.strategies.ring import Ring
 from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy, with_options
 
@@ -14,7 +13,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "single": Single,
     "data-parallel": DataParallel,
     "mirrored": Mirrored,
-    # RINGENTRY
+    "ring": Ring,
 }
 
 

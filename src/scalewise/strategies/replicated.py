@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from scalewise.collectives.send import Send
-from scalewise.plan import Plan, PlanBuilder
+from scalewise.plan import Footprint, Plan, PlanBuilder
 from scalewise.strategies.shares import share_sizes
 
 
 def replicated_plan(
-    devices: int, batch: int, buckets: Sequence[int], all_reduce: Callable[[int], Sequence[Send]]
+    footprint: Footprint,
+    devices: int,
+    batch: int,
+    buckets: Sequence[range],
+    reduce: Callable[[range], Sequence[Sequence[Send]]],
 ) -> Plan:
-    """Every bucket is reduced once all ranks have its gradients, while backward goes on to the next.
+    """Every bucket is reduced, by one collective or several, once all ranks have its gradients.
 
     rank 0  forward | backward bucket 0 | backward bucket 1 |          | update
     links                               | reduce bucket 0   | reduce 1 |
@@ -23,13 +27,15 @@ def replicated_plan(
     done = {rank: builder.compute("load", rank, samples[rank]) for rank in ranks}
     for phase in ("forward", "loss"):
         done = {rank: builder.compute(phase, rank, samples[rank], done[rank]) for rank in ranks}
-    total = sum(buckets)
+    total = sum(footprint.parameter_bytes)
     reduced: dict[int, tuple[int, ...]] = dict.fromkeys(ranks, ())
-    for size in buckets:
-        done = {rank: builder.compute("backward", rank, samples[rank], done[rank], size / total) for rank in ranks}
-        # Collectives of one group run one after the other.
-        ends = builder.transfer("reduce", all_reduce(size), {rank: done[rank] + reduced[rank] for rank in ranks})
-        reduced = {rank: ends.get(rank, ()) for rank in ranks}
+    for bucket in buckets:
+        share = sum(footprint.parameter_bytes[position] for position in bucket) / total
+        done = {rank: builder.compute("backward", rank, samples[rank], done[rank], share) for rank in ranks}
+        for sends in reduce(bucket):
+            # Collectives of one group run one after the other.
+            ends = builder.transfer("reduce", sends, {rank: done[rank] + reduced[rank] for rank in ranks})
+            reduced |= ends
     for rank in ranks:
         builder.compute("update", rank, samples[rank], done[rank] + reduced[rank])
     return builder.plan()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scalewise.collectives.ring import ring_sends
+from scalewise.collectives.ring import PIECE_MB, ring_sends
+from scalewise.collectives.send import Send
 from scalewise.plan import Footprint, Plan
 from scalewise.strategies.buckets import buckets_of
 from scalewise.strategies.replicated import replicated_plan
@@ -22,9 +23,13 @@ class Ring:
 
     bucket_MB: float | None = None
     """As for mirrored."""
-    piece_MB: float = 1.0
+    piece_MB: float = PIECE_MB
     """Chunks travel in pieces of this size, so that sending, receiving and adding overlap."""
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
+        def reduce(bucket: range) -> list[tuple[Send, ...]]:
+            size = sum(footprint.parameter_bytes[position] for position in bucket)
+            return [ring_sends(devices, size, self.piece_MB, backend)]
+
         buckets = buckets_of(footprint.parameter_bytes, self.bucket_MB)
-        return replicated_plan(devices, batch, buckets, lambda size: ring_sends(devices, size, self.piece_MB, backend))
+        return replicated_plan(footprint, devices, batch, buckets, reduce)

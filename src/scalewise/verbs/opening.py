@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from scalewise.errors import UserError
 from scalewise.session.inprocess import InProcess
 from scalewise.session.placement import Placement
@@ -25,5 +27,10 @@ def open_session(strategy: Strategy, placement: Placement) -> Session | Torchrun
             )
         return Session(placement) if placement.device_kind == "slice" else InProcess(placement)
     if isinstance(strategy, DataParallel) and strategy.engine == "threads":
+        if torch.cuda.device_count() < max(2, placement.devices) or placement.devices < 2:
+            raise UserError(
+                f"data-parallel:engine=threads is torch.nn.DataParallel, for 2 or more CUDA devices; --devices is "
+                f"{placement.devices} and this machine has {torch.cuda.device_count()}; use data-parallel"
+            )
         return InProcess(placement)
     return TorchrunSession(placement) if under_torchrun() else Session(placement)

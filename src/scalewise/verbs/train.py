@@ -115,8 +115,14 @@ def _run(
 ) -> tuple[Placement, list[Outcome]]:
     """The placement as it was settled, and what each rank brought back."""
     told = (lambda rank, report: on_report(report) if rank == 0 else None) if on_report else None
-    with open_session(request.strategy, placement) as session:
-        return session.placement, session.run(train_task, request, on_report=told)
+    try:
+        with open_session(request.strategy, placement) as session:
+            return session.placement, session.run(train_task, request, on_report=told)
+    except KeyboardInterrupt:
+        saved = request.settings.checkpoint
+        if saved and saved.exists():
+            raise RunFailed(f"interrupted; go on from the last checkpoint with --checkpoint {saved} --resume") from None
+        raise
 
 
 def _result(request: Request, placement: Placement, outcomes: list[Outcome]) -> TrainResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from scalewise.data.data import Data
 from scalewise.plan import Footprint
@@ -21,15 +22,16 @@ def footprint_of(workload: Workload, data: Data) -> Footprint:
 def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
     with torch.device(device):
         model = workload.model()
-    ready: list[int] = []
+    ready: list[Tensor] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda which: ready.append(which.nbytes))
+            parameter.register_post_accumulate_grad_hook(ready.append)
     inputs, targets = data.example()
     outputs = model(inputs.unsqueeze(0).to(device))
     outputs.float().sum().backward()
     return Footprint(
-        parameter_bytes=tuple(ready),
+        parameter_bytes=tuple(parameter.nbytes for parameter in ready),
+        parameter_shapes=tuple(tuple(parameter.shape) for parameter in ready),
         input_bytes=inputs.nbytes,
         target_bytes=targets.nbytes,
         output_bytes=outputs.nbytes,

@@ -1,0 +1,192 @@
+"""Our ring all-reduce beside gloo's own, in one run on the same ranks, repeats interleaved.
+
+    python benchmarks/allreduce.py                            # 2 and 4 CPU ranks, 4 KB to 48 MB
+    python benchmarks/allreduce.py --hosts 2 --link 1gbit     # 48 MB between two rehearsed hosts, in percent of the line
+
+A repeat times each once, in turn, from a barrier to the last rank's end. Bandwidth is the tensor's bytes by seconds; a
+ratio above 1 is ours ahead. Judge by the low quantile: on a busy machine the median is mostly other people's work. Ratios
+are of times that lie a few milliseconds apart, so they bear more load than the bandwidths do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from scalewise.results.units import bytes_text, seconds_text
+from scalewise.session.hardware import cpu_name
+from scalewise.session.hosts import parse_link
+from scalewise.session.placement import Placement
+from scalewise.session.session import Session
+from scalewise.session.worker import Worker
+from scalewise.step.ring import RingAllReduce
+
+KB, MB = 2**10, 2**20
+SIZES_BYTES = [4 * KB, 16 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 16 * MB, 48 * MB]
+JUDGED_FROM_BYTES = 4 * MB
+LEAST_RATIO = 0.9
+LEAST_LINE_PERCENT = 90
+LOW_QUANTILE = 0.2
+QUIET_LOAD = 0.3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size on so many ranks; seconds of the low quantile, then of the median."""
+
+    ranks: int
+    bytes: int
+    ours_seconds: tuple[float, float]
+    gloo_seconds: tuple[float, float]
+    line_seconds: float | None
+    """What the line alone would need for what a rank has to send."""
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        (ours_low, ours_median), (gloo_low, gloo_median) = self.ours_seconds, self.gloo_seconds
+        return gloo_low / ours_low, gloo_median / ours_median
+
+    @property
+    def line_percent(self) -> float | None:
+        return None if self.line_seconds is None else 100 * self.line_seconds / self.ours_seconds[1]
+
+    @property
+    def reached(self) -> bool:
+        if self.line_percent is not None:
+            return self.line_percent >= LEAST_LINE_PERCENT
+        return self.bytes < JUDGED_FROM_BYTES or self.ratios[0] >= LEAST_RATIO
+
+
+def both(_worker: Worker, size_bytes: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds of every repeat on this rank; the first, a warm-up, is checked instead."""
+    flat = torch.empty(size_bytes // 4)
+    calls: dict[str, Callable[[Tensor], object]] = {"ours": RingAllReduce(), "gloo": dist.all_reduce}
+    seconds: dict[str, list[float]] = {which: [] for which in calls}
+    for repeat in range(repeats + 1):
+        for which in list(calls) if repeat % 2 else list(reversed(calls)):
+            flat.fill_(1.0)
+            dist.barrier()
+            started = perf_counter()
+            calls[which](flat)
+            seconds[which].append(perf_counter() - started)
+            if repeat == 0 and not torch.all(flat == dist.get_world_size()):
+                raise RuntimeError(f"the sum of {which} is wrong")
+    return {which: found[1:] for which, found in seconds.items()}
+
+
+def measure(session: Session, size_bytes: int, repeats: int) -> Row:
+    by_rank = session.run(both, size_bytes, repeats)
+    low_and_median = {}
+    for which in ("ours", "gloo"):
+        slowest = sorted(map(max, zip(*(found[which] for found in by_rank), strict=True)))
+        low_and_median[which] = (slowest[int(LOW_QUANTILE * len(slowest))], median(slowest))
+    ranks, link = session.placement.devices, session.placement.link
+    sent_bytes = 2 * size_bytes * (ranks - 1) / ranks
+    line_seconds = None if link is None else sent_bytes * 8 / parse_link(link)
+    return Row(ranks, size_bytes, low_and_median["ours"], low_and_median["gloo"], line_seconds)
+
+
+def verdict(row: Row) -> str:
+    """'ours is 12 % faster'; differences below the noise of a quiet machine are none."""
+    percent = 100 * (row.ratios[0] - 1)
+    if abs(percent) < 1:
+        return "as fast"
+    return f"{abs(percent):.0f} % {'faster' if percent > 0 else 'slower'}"
+
+
+def show(console: Console, rows: list[Row]) -> None:
+    table = Table(box=None, header_style="dim")
+    titles = [
+        "ranks",
+        "size",
+        "ours",
+        "gloo",
+        "ratio",
+        "ours (median)",
+        "gloo (median)",
+        "ratio",
+        "ours is",
+        "of the line",
+    ]
+    for title in titles if rows[0].line_seconds is not None else titles[:-1]:
+        table.add_column(title, justify="right")
+    for row in rows:
+        cells = [str(row.ranks), bytes_text(row.bytes)]
+        for position in (0, 1):
+            pair = (row.ours_seconds[position], row.gloo_seconds[position])
+            cells += [f"{row.bytes / seconds / 1e9:.3g} GB/s" for seconds in pair] + [f"{row.ratios[position]:.2f}"]
+        cells.append(verdict(row))
+        if row.line_seconds is not None:
+            of_gloo = 100 * row.line_seconds / row.gloo_seconds[1]
+            cells.append(f"{row.line_percent:.1f} % (gloo {of_gloo:.1f} %)")
+        table.add_row(*cells, style=None if row.reached else "red")
+    console.print(table)
+
+
+def conclude(console: Console, rows: list[Row]) -> None:
+    if rows[0].line_seconds is not None:
+        worst = min(rows, key=lambda row: row.line_percent or 0)
+        console.print(
+            f"{bytes_text(worst.bytes)} took {seconds_text(worst.ours_seconds[1])} where the line alone needs "
+            f"{seconds_text(worst.line_seconds or 0)}: {worst.line_percent:.1f} % of its rate "
+            f"(wanted: {LEAST_LINE_PERCENT} % or better)"
+        )
+        return
+    if judged := [row for row in rows if row.bytes >= JUDGED_FROM_BYTES]:
+        worst, best = (choose(judged, key=lambda row: row.ratios[0]) for choose in (min, max))
+        console.print(
+            f"from {bytes_text(JUDGED_FROM_BYTES)} on ours has {worst.ratios[0]:.2f} to {best.ratios[0]:.2f} of gloo's "
+            f"bandwidth (wanted: {LEAST_RATIO} or better); least at {bytes_text(worst.bytes)} on {worst.ranks} ranks"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", help="numbers of ranks; 2,4, or as many as there are hosts")
+    parser.add_argument("--size-KB", help="sizes; 4 to 49152 (48 MB), or 49152 alone between hosts")
+    parser.add_argument("--repeats", type=int, help="60, or 10 between hosts")
+    parser.add_argument("--hosts", type=int, default=1, help="rehearsed hosts, joined by --link")
+    parser.add_argument("--link", help="for example 1gbit")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    shaped = options.hosts > 1
+    devices = [int(count) for count in (options.devices or (str(options.hosts) if shaped else "2,4")).split(",")]
+    sizes = (
+        [int(size) * KB for size in options.size_KB.split(",")]
+        if options.size_KB
+        else SIZES_BYTES[-1 if shaped else 0 :]
+    )
+    repeats = options.repeats or (10 if shaped else 60)
+    console = Console(width=130)
+    load = os.getloadavg()[0]
+    console.print(f"{os.cpu_count()} cores of {cpu_name()}, torch {torch.__version__}; load before the run {load:.2f}")
+    if load > QUIET_LOAD:
+        console.print("[yellow]the machine is busy: bandwidths are too low, and ratios uncertain[/yellow]")
+    rows = []
+    for count in devices:
+        with Session(Placement(count, "cpu", options.hosts, options.link)) as session:
+            if session.placement.oversubscribed:
+                console.print(f"[yellow]{count} ranks share {os.cpu_count()} cores[/yellow]")
+            rows += [measure(session, size, repeats) for size in sizes]
+    show(console, rows)
+    conclude(console, rows)
+    if options.json:
+        figures = [asdict(row) | {"ratios": row.ratios, "line_percent": row.line_percent} for row in rows]
+        machine = {"cpu": cpu_name(), "torch": torch.__version__, "load": load, "repeats": repeats}
+        options.json.write_text(json.dumps(machine | {"rows": figures}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
