@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -66,5 +67,7 @@ def _take_device(placement: Placement, local_rank: int, local_world: int) -> tor
     # Every slice is the whole of the GPU that its MPS daemon shows.
     device = torch.device("cuda", 0 if placement.device_kind == "slice" else local_rank)
     torch.cuda.set_device(device)
+    # Autograd's own thread finds this out and mends it by itself.
+    warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA context")
     torch.set_num_threads(max(1, len(allowed_cores()) // local_world))
     return device

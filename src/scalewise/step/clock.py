@@ -120,20 +120,21 @@ class EventClock:
 
     def __init__(self, times: Times) -> None:
         self.times = times
-        self.boundaries: list[torch.cuda.Event] = []
+        self.starts: list[torch.cuda.Event] = []
+        self.ends: dict[int, torch.cuda.Event] = {}
+        """Of steps that no other followed at once; else a step ends where the next one starts."""
         self.sampled: dict[int, list[tuple[str, torch.cuda.Event]]] = {}
         self.current: list[tuple[str, torch.cuda.Event]] | None = None
         self.noted: torch.cuda.Event | None = None
-        self.end: torch.cuda.Event | None = None
         self.went_on = False
         self.collected_seconds = 0.0
 
     def start(self) -> None:
-        if len(self.boundaries) > 2 * MOST_PENDING_STEPS:
+        if len(self.starts) > 2 * MOST_PENDING_STEPS:
             self.collect()
         event = _event()
-        position = len(self.boundaries)
-        self.boundaries.append(event)
+        position = len(self.starts)
+        self.starts.append(event)
         self.current = None
         self.went_on = False
         if position < self.SAMPLED_AT_FIRST or position % self.EVERY == 0:
@@ -149,39 +150,43 @@ class EventClock:
             self.noted = _event()
 
     def close(self) -> None:
-        if self.boundaries and not self.went_on:
-            self.end = self.boundaries.pop()
-            self.sampled.pop(len(self.boundaries), None)
-        elif self.end is None:
-            self.end = _event()
+        if not self.starts:
+            return
+        if self.went_on:
+            self.ends.setdefault(len(self.starts) - 1, _event())
+        else:
+            unused = self.starts.pop()
+            self.sampled.pop(len(self.starts), None)
+            self.ends.setdefault(len(self.starts) - 1, unused)
+            self.went_on = True
 
     def wants(self, events: list[tuple[str, torch.cuda.Event]]) -> bool:
         """Whether to replay the twin of a graph that records `events`: their times are read once per collection."""
         self.went_on = True
         if self.current is None or any(events is taken for taken in self.sampled.values()):
             return False
-        self.sampled[len(self.boundaries) - 1] = events
+        self.sampled[len(self.starts) - 1] = events
         return True
 
     def collect(self) -> None:
-        """Waits for the device: called between epochs, never inside one."""
-        if not self.boundaries:
+        """Waits for the device: called between epochs, seldom inside one."""
+        self.close()
+        if not self.starts:
             return
-        moments = [*self.boundaries, self.end or _event()]
-        self.end = None
         torch.cuda.synchronize()
-        first = moments[0]
+        first = self.starts[0]
+        ends = [self.ends.get(position, following) for position, following in enumerate(self.starts[1:])]
+        ends.append(self.ends[len(self.starts) - 1])
         self.times.add(
-            [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(moments)],
+            [begin.elapsed_time(end) / 1e3 for begin, end in zip(self.starts, ends, strict=True)],
             {
                 position: [(phase, self.collected_seconds + first.elapsed_time(event) / 1e3) for phase, event in marks]
                 for position, marks in self.sampled.items()
                 if len(marks) > 1
             },
         )
-        self.collected_seconds += first.elapsed_time(moments[-1]) / 1e3
-        self.boundaries = []
-        self.sampled = {}
+        self.collected_seconds += first.elapsed_time(ends[-1]) / 1e3
+        self.starts, self.ends, self.sampled = [], {}, {}
 
 
 def _event() -> torch.cuda.Event:

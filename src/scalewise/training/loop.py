@@ -199,9 +199,9 @@ class _Run:
         self.looked, self.looked_at = perf_counter(), self.done
         self.report(Report(self.done, self.total, epoch, self.outcome.loss))
 
-    @staticmethod
-    def _between_ranks(read_counters: Callable[[], None]) -> None:
-        """While nothing is under way between ranks."""
+    def _between_ranks(self, read_counters: Callable[[], None]) -> None:
+        """While nothing is under way between ranks; no step's time."""
+        self.job.clock.close()
         dist.barrier()
         read_counters()
         dist.barrier()
