@@ -65,7 +65,7 @@ def train(
     from scalewise.session.torchrun import is_main_process
     from scalewise.verbs import train as verb
 
-    with training_bar(verb.global_batch(batch, batch_per_device, devices)) as told:
+    with training_bar(verb.global_batch(batch, batch_per_device, verb.devices_asked(devices))) as told:
         result = verb.train(
             workload,
             strategy=strategy,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from scalewise.results.statistics import interval_of
 from scalewise.results.train import BytesPerStep, TrainResult
 from scalewise.session.cores import allowed_cores
 from scalewise.session.placement import Placement
+from scalewise.session.torchrun import under_torchrun
 from scalewise.step.settings import Execution, Precision, Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.strategy import Backend, options_of
@@ -64,6 +66,7 @@ def train(
     >>> print(scalewise.train("linear", batch=20, epochs=2))
     """
     chosen = strategy_of(strategy)
+    devices = devices_asked(devices)
     if epochs is not None and steps is not None:
         raise UserError(f"--epochs {epochs} and --steps {steps} exclude each other; give one")
     settings = Settings(
@@ -97,6 +100,11 @@ def train(
     if outcomes[0].interrupted:
         raise RunFailed(_interrupted(settings, outcomes[0]))
     return result
+
+
+def devices_asked(devices: int) -> int:
+    """Under torchrun the number of ranks is already decided."""
+    return int(os.environ["WORLD_SIZE"]) if devices == 1 and under_torchrun() else devices
 
 
 def global_batch(batch: int | None, batch_per_device: int | None, devices: int) -> int:
@@ -191,10 +199,11 @@ def _notes(request: Request, placement: Placement, outcome: Outcome) -> list[str
         notes.append(f"trained on {outcome.source}; fetch the study's recordings with: scalewise data speech")
     if not request.strategy.exact:
         notes.append(f"{request.strategy.name} with these options is not exact: its weights differ from one device's")
-    if placement.oversubscribed:
+    cores = len(allowed_cores())
+    if placement.oversubscribed and not under_torchrun():  # whose ranks each know their own cores only
         notes.append(
-            f"oversubscribed: {placement.devices} cpu devices share {len(allowed_cores())} cores, so its times say "
-            "little about real devices"
+            f"oversubscribed: {placement.devices} cpu devices share {cores} core{'s' if cores > 1 else ''}, so its "
+            "times say little about real devices"
         )
     for rank, share in placement.slow.items():
         notes.append(f"rank {rank} was slowed down to {share:.0%} of its core")
