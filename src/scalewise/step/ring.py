@@ -18,7 +18,7 @@ from scalewise.collectives.ring import MIB, PIECE_MB, piece_sizes, received_piec
 _REDUCE, _GATHER = 0, 1
 """Tags. Messages of one tag arrive in the order they were sent, from one call to the next too."""
 
-_GLOO_AHEAD, _NCCL_AHEAD = 4, 2
+_AHEAD = 2
 """Pieces on their way to being added at a time, each with memory of its own to arrive in."""
 
 
@@ -37,7 +37,10 @@ class RingAllReduce:
         self._piece_bytes = piece_bytes
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
         self._next, self._previous = (self._rank + 1) % self._ranks, (self._rank - 1) % self._ranks
-        self._gloo = dist.get_backend(group) == "gloo"
+        self._gloo: Any = None
+        if dist.get_backend(group) == "gloo":
+            # Straight to gloo: dist.isend and the dispatcher add half as much again to the cost of a call.
+            self._gloo = self._group._get_backend(torch.device("cpu"))
         self._memory: dict[str, Tensor] = {}
         self._background = ThreadPoolExecutor(1, "scalewise-ring")
         self._stream: torch.cuda.Stream | None = None
@@ -46,7 +49,7 @@ class RingAllReduce:
         """Returns when `flat` holds the sum or, as NCCL's own collectives do, when the stream will see to it."""
         if self._ranks == 1 or not flat.numel():
             return
-        if not self._gloo:
+        if self._gloo is None:
             self._by_pairs(flat)
         elif flat.is_cuda:  # gloo's sockets cannot reach a GPU's memory
             host = self._keep("host", flat, flat.numel(), pin_memory=True)
@@ -95,7 +98,7 @@ class RingAllReduce:
         reducing, gathering = steps[: self._ranks - 1], steps[self._ranks - 1 :]
         sent = [self._send(pieces[piece], _REDUCE) for piece in sent_pieces(self._ranks, self._rank, sizes)[0]]
         posting = self._post_parts(flat, sizes, chain(*reducing))
-        parts = deque(islice(posting, _GLOO_AHEAD))
+        parts = deque(islice(posting, _AHEAD))
         sums = iter([self._receive(pieces[piece], _GATHER) for piece in chain(*gathering)])
         for number, step in enumerate(reducing, start=1):
             tag = _REDUCE if number < len(reducing) else _GATHER
@@ -110,11 +113,9 @@ class RingAllReduce:
         for work in chain(sums, sent):
             work.wait()
 
-    def _post_parts(
-        self, flat: Tensor, sizes: Sequence[int], pieces: Iterator[int]
-    ) -> Iterator[tuple[Tensor, dist.Work]]:
+    def _post_parts(self, flat: Tensor, sizes: Sequence[int], pieces: Iterator[int]) -> Iterator[tuple[Tensor, Any]]:
         """Posts one more receive whenever asked: by then a piece has been added, and its memory is used again."""
-        for piece, landing in zip(pieces, cycle(self._landings(flat, _GLOO_AHEAD, max(sizes))), strict=False):
+        for piece, landing in zip(pieces, cycle(self._landings(flat, _AHEAD, max(sizes))), strict=False):
             part = landing[: sizes[piece]]
             yield part, self._receive(part, _REDUCE)
 
@@ -123,7 +124,7 @@ class RingAllReduce:
         sizes, pieces = self._cut(flat)
         per_chunk = len(pieces) // self._ranks
         # What arrives in one step leaves in the next, and must have been added by then.
-        ahead = min(_NCCL_AHEAD, per_chunk)
+        ahead = min(_AHEAD, per_chunk)
         landings = cycle(self._landings(flat, ahead, max(sizes)))
         sent = sent_pieces(self._ranks, self._rank, sizes)
         received = received_pieces(self._ranks, self._rank, sizes)
@@ -148,12 +149,11 @@ class RingAllReduce:
         sizes = piece_sizes(self._ranks, flat.numel(), flat.element_size(), self._piece_bytes)
         return sizes, flat.split_with_sizes(sizes)
 
-    def _send(self, piece: Tensor, tag: int) -> dist.Work:
-        # Not dist.isend, whose checks cost as much again as the call itself.
-        return self._group.send([piece], self._next, tag)
+    def _send(self, piece: Tensor, tag: int) -> Any:
+        return self._gloo.send([piece], self._next, tag)
 
-    def _receive(self, piece: Tensor, tag: int) -> dist.Work:
-        return self._group.recv([piece], self._previous, tag)
+    def _receive(self, piece: Tensor, tag: int) -> Any:
+        return self._gloo.recv([piece], self._previous, tag)
 
     def _landings(self, flat: Tensor, count: int, elements: int) -> tuple[Tensor, ...]:
         landings: tuple[Tensor, ...] = self._keep("landings", flat, count * elements, device=flat.device).split(
