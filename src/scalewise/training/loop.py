@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 
 import torch
@@ -159,11 +158,13 @@ class _Run:
         first, end = self._traced(batches)
         for position in range(len(batches)):
             if position == first:
-                self._between_ranks(self.outcome.traffic.start)
+                self.job.clock.close()
+                self.outcome.traffic.start(dist.barrier)
             self.engine.step()
             self.done += 1
             if position == end:
-                self._between_ranks(partial(self.outcome.traffic.stop, end - first + 1))
+                self.job.clock.close()
+                self.outcome.traffic.stop(end - first + 1, dist.barrier)
             if every and self.done % every == 0:
                 before = perf_counter()
                 self._collect(epoch)
@@ -198,13 +199,6 @@ class _Run:
         self.job.clock.collect()
         self.looked, self.looked_at = perf_counter(), self.done
         self.report(Report(self.done, self.total, epoch, self.outcome.loss))
-
-    def _between_ranks(self, read_counters: Callable[[], None]) -> None:
-        """While nothing is under way between ranks; no step's time."""
-        self.job.clock.close()
-        dist.barrier()
-        read_counters()
-        dist.barrier()
 
     def _traced(self, batches: list[Tensor]) -> tuple[int, int]:
         """The first and last step whose bytes are counted: after the warm-up, before a save, whole batches only."""

@@ -1,0 +1,45 @@
+"""Workloads whose ranks come to harm while they train; named on the command line by tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from scalewise.workloads.workload import Workload
+from tests.tiny import float32
+
+
+def killed() -> Workload:
+    return _harmed(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def raises() -> Workload:
+    return _harmed(_raise)
+
+
+def hangs() -> Workload:
+    return _harmed(lambda: time.sleep(3600))
+
+
+def _raise() -> None:
+    raise ValueError("a bug in the loss")
+
+
+def _harmed(harm: Callable[[], object]) -> Workload:
+    """Rank 1 comes to harm at its fourth step."""
+    tiny = float32()
+    calls = 0
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 4 and os.environ["RANK"] == "1":
+            harm()
+        return tiny.loss(outputs, targets)
+
+    return replace(tiny, loss=loss)
