@@ -17,7 +17,7 @@ from scalewise.session.failure import (
     to_exception,
 )
 
-_VERBS = {"oom": "ran out of memory"}
+LESS = "a smaller --batch, or --accumulate 2, needs less"
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 
 
@@ -27,8 +27,12 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
         (ValueError("no\nreally"), "error", "rank 1 failed: ValueError: no"),
         (KeyError(), "error", "rank 1 failed: KeyError"),
         (UserError("batch cannot be 0"), "user", "batch cannot be 0"),
-        (torch.OutOfMemoryError("20 GiB"), "oom", "rank 1 ran out of memory: OutOfMemoryError: 20 GiB"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "oom", None),
+        (torch.OutOfMemoryError("20 GiB"), "oom", f"rank 1 ran out of memory: OutOfMemoryError: 20 GiB; {LESS}"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            "oom",
+            f"rank 1 ran out of memory: RuntimeError: DefaultCPUAllocator: can't allocate memory; {LESS}",
+        ),
         (RuntimeError(GLOO + "pair.cc:547] Connection closed by peer [127.0.0.1]:1234"), "lost", None),
         (RuntimeError(GLOO + "unbound_buffer.cc:81] Timed out waiting 2000ms for recv operation"), "timeout", None),
         (BrokenPipeError("Broken pipe"), "lost", None),
@@ -38,7 +42,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 def test_an_exception_is_told_by_its_kind(error: Exception, kind: Kind, sentence: str | None) -> None:
     failure = from_exception(1, error)
     assert failure.kind == kind
-    assert failure.sentence == (sentence or f"rank 1 {_VERBS.get(kind, 'failed')}: {type(error).__name__}: {error}")
+    assert failure.sentence == (sentence or f"rank 1 failed: {type(error).__name__}: {error}")
     assert type(error).__name__ in failure.details
 
 

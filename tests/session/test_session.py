@@ -80,8 +80,8 @@ def test_a_task_that_cannot_travel_is_refused_and_the_session_goes_on(session_of
 @pytest.mark.parametrize(
     ("how", "kind", "sentence"),
     [
-        ("raise", "error", "rank 1 failed: ValueError: learning rate is not a number"),
-        ("exit", "error", "rank 1 failed: SystemExit: 3"),
+        ("raise", "error", "ValueError: learning rate is not a number"),
+        ("exit", "error", "SystemExit: 3"),
         ("oom", "oom", "rank 1 ran out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"),
         ("kill", "died", "rank 1 was killed (signal 9)"),
         ("quit", "died", "rank 1 ended without an answer"),
@@ -95,7 +95,9 @@ def test_the_rank_that_failed_is_named_and_all_ranks_end(how: str, kind: str, se
         with pytest.raises(RankFailed) as failed:
             session.run(tasks.fail_on, 1, how)
         assert not session.is_open
-    assert (str(failed.value), failed.value.kind, failed.value.rank) == (sentence, kind, 1)
+    assert (failed.value.kind, failed.value.rank) == (kind, 1)
+    assert str(failed.value).startswith("rank 1 ")
+    assert sentence in str(failed.value)
     assert psutil.wait_procs(ranks, timeout=5)[1] == []
 
 

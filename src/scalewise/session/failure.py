@@ -67,7 +67,7 @@ def from_exception(rank: int, error: BaseException) -> Failure:
         return Failure(rank, kind, message, details)
     if kind == "oom":
         hint = "a smaller --batch, or --accumulate 2, needs less"
-        return Failure(rank, kind, f"rank {rank} ran out of memory ({what}); {hint}", details)
+        return Failure(rank, kind, f"rank {rank} ran out of memory: {what}; {hint}", details)
     return Failure(rank, kind, f"rank {rank} failed{_where(error)}: {what}", details)
 
 
