@@ -15,8 +15,8 @@ What arrives in one step leaves in the next. Chunks are cut into pieces, so that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 from scalewise.collectives import sends
@@ -32,39 +32,53 @@ _ELEMENT_BYTES = 4
 """Cuts fall between elements; float32 is assumed, and other types move a cut by a few bytes."""
 
 
-def piece_sizes(ranks: int, elements: int, element_bytes: int, piece_bytes: int) -> list[int]:
-    """Elements of every piece, in the tensor's order: as many for each chunk, none above `piece_bytes`, nearly equal.
+@dataclass(frozen=True)
+class Schedule:
+    """One rank's part in one all-reduce. Pieces are named by their position in the tensor; empty ones do not travel."""
 
-    With fewer elements than pieces some are empty; a piece is never less than one element otherwise.
-    """
+    sizes: tuple[int, ...]
+    """Elements of every piece of the tensor."""
+    sent: tuple[tuple[int, ...], ...]
+    """The pieces sent in each step."""
+    received: tuple[tuple[int, ...], ...]
+    """The pieces received in each step; each is sent in the step that follows."""
+
+    @property
+    def per_chunk(self) -> int:
+        ranks = len(self.sent) // 2 + 1
+        return len(self.sizes) // ranks
+
+
+@lru_cache(maxsize=1024)
+def schedule_of(ranks: int, rank: int, elements: int, element_bytes: int, piece_bytes: int) -> Schedule:
+    sizes = piece_sizes(ranks, elements, element_bytes, piece_bytes)
+    return Schedule(sizes, _sent(ranks, rank, sizes), _sent(ranks, rank - 1, sizes))
+
+
+def piece_sizes(ranks: int, elements: int, element_bytes: int, piece_bytes: int) -> tuple[int, ...]:
+    """Every chunk in as many pieces, all nearly equal, none above `piece_bytes` unless that is less than an element."""
     piece_elements = max(1, piece_bytes // element_bytes)
     count = ranks * max(1, -(-elements // (ranks * piece_elements)))
     cuts = [elements * number // count for number in range(count + 1)]
-    return [end - start for start, end in pairwise(cuts)]
+    return tuple(end - start for start, end in pairwise(cuts))
 
 
-def sent_pieces(ranks: int, rank: int, sizes: Sequence[int]) -> list[list[int]]:
-    """Positions of the pieces that a rank sends, for each of the 2 (N - 1) steps; empty ones do not travel."""
+def _sent(ranks: int, rank: int, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     per_chunk = len(sizes) // ranks
     firsts = [(rank - step) % ranks * per_chunk for step in range(2 * (ranks - 1))]
-    return [[piece for piece in range(first, first + per_chunk) if sizes[piece]] for first in firsts]
-
-
-def received_pieces(ranks: int, rank: int, sizes: Sequence[int]) -> list[list[int]]:
-    """Positions of the pieces that a rank receives in each step: those that the rank before it sends."""
-    return sent_pieces(ranks, rank - 1, sizes)
+    return tuple(tuple(piece for piece in range(first, first + per_chunk) if sizes[piece]) for first in firsts)
 
 
 def ring_sends(ranks: int, bytes: int, piece_MB: float, backend: str) -> tuple[Send, ...]:
     """What one all-reduce sends, one `Send` for each piece and step, after the one that brought the piece there."""
-    sizes = piece_sizes(ranks, -(-bytes // _ELEMENT_BYTES), _ELEMENT_BYTES, int(piece_MB * MIB))
-    tables = [sent_pieces(ranks, rank, sizes) for rank in range(ranks)]
+    elements, piece_bytes = -(-bytes // _ELEMENT_BYTES), int(piece_MB * MIB)
+    schedules = [schedule_of(ranks, rank, elements, _ELEMENT_BYTES, piece_bytes) for rank in range(ranks)]
     made: list[Send] = []
     brought: dict[tuple[int, int], tuple[int, ...]] = {}
     for step in range(2 * (ranks - 1)):
-        for rank, table in enumerate(tables):
-            for piece in table[step]:
-                (send,) = sends(backend, "send", ranks, sizes[piece] * _ELEMENT_BYTES, root=rank)
+        for rank, schedule in enumerate(schedules):
+            for piece in schedule.sent[step]:
+                (send,) = sends(backend, "send", ranks, schedule.sizes[piece] * _ELEMENT_BYTES, root=rank)
                 made.append(replace(send, after=brought.get((rank, piece), ())))
                 brought[send.target, piece] = (len(made) - 1,)
     return tuple(made)

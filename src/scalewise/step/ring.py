@@ -2,7 +2,7 @@
 # Annotations are not postponed here: DDP compares those of a communication hook with the classes themselves.
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, cycle, islice, product
@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from scalewise.collectives.ring import MIB, PIECE_MB, piece_sizes, received_pieces, sent_pieces
+from scalewise.collectives.ring import MIB, PIECE_MB, Schedule, schedule_of
 
-_REDUCE, _GATHER = 0, 1
-"""Tags. Messages of one tag arrive in the order they were sent, from one call to the next too."""
+_TAG = 0
+"""Messages of one tag arrive in the order they were sent, from one call to the next too: pieces cannot be mixed up."""
 
 _AHEAD = 2
 """Pieces on their way to being added at a time, each with memory of its own to arrive in."""
@@ -41,7 +41,8 @@ class RingAllReduce:
         if dist.get_backend(group) == "gloo":
             # Straight to gloo: dist.isend and the dispatcher add half as much again to the cost of a call.
             self._gloo = self._group._get_backend(torch.device("cpu"))
-        self._memory: dict[str, Tensor] = {}
+        self._kept: dict[torch.dtype, tuple[Tensor, ...]] = {}
+        self._pinned: dict[torch.dtype, Tensor] = {}
         self._background = ThreadPoolExecutor(1, "scalewise-ring")
         self._stream: torch.cuda.Stream | None = None
 
@@ -52,7 +53,7 @@ class RingAllReduce:
         if self._gloo is None:
             self._by_pairs(flat)
         elif flat.is_cuda:  # gloo's sockets cannot reach a GPU's memory
-            host = self._keep("host", flat, flat.numel(), pin_memory=True)
+            host = self._staging(flat)
             host.copy_(flat)
             self._by_messages(host)
             flat.copy_(host)
@@ -87,53 +88,44 @@ class RingAllReduce:
             self._finish(flat, done)
 
     def _by_messages(self, flat: Tensor) -> None:
-        """For gloo, whose sockets are served by a thread on this one's core: the two should seldom wake each other.
+        """For gloo, whose sockets are served by a thread on this one's core: the two should seldom wait for each other.
 
-        So the receives of the all-gather are all posted at the start: a piece's whole sum cannot arrive before this
-        rank's part in it has left. And sends are posted before receives: what its receiver does not wait for yet is
-        written by gloo's thread later, not by this one while gloo's spins for the lock.
+        A message that its receiver waits for is written by this thread, while gloo's, woken by what arrives meanwhile,
+        spins for the lock; one that has to wait is written by gloo's thread when the receiver is ready. So every rank
+        sends before it receives. The receives of the all-gather, which need no memory, are posted in one go. And finished
+        works are kept to the end: gloo's thread may still hold one, and to drop it then is to wait for that thread.
         """
-        sizes, pieces = self._cut(flat)
-        steps = received_pieces(self._ranks, self._rank, sizes)
-        reducing, gathering = steps[: self._ranks - 1], steps[self._ranks - 1 :]
-        sent = [self._send(pieces[piece], _REDUCE) for piece in sent_pieces(self._ranks, self._rank, sizes)[0]]
-        posting = self._post_parts(flat, sizes, chain(*reducing))
-        parts = deque(islice(posting, _AHEAD))
-        sums = iter([self._receive(pieces[piece], _GATHER) for piece in chain(*gathering)])
-        for number, step in enumerate(reducing, start=1):
-            tag = _REDUCE if number < len(reducing) else _GATHER
-            for piece in step:
-                part, arrival = parts.popleft()
-                arrival.wait()
-                sent.append(self._send(pieces[piece].add_(part), tag))
-                parts.extend(islice(posting, 1))
-        for piece in chain(*gathering[:-1]):
-            next(sums).wait()
-            sent.append(self._send(pieces[piece], _GATHER))
-        for work in chain(sums, sent):
+        schedule, pieces = self._cut(flat)
+        reducing, gathering = schedule.received[: self._ranks - 1], schedule.received[self._ranks - 1 :]
+        added, gathered, last = list(chain(*reducing)), list(chain(*gathering)), len(gathering[-1])
+        landings = cycle(self._landings(flat, schedule))
+        into = [next(landings)[: schedule.sizes[piece]] for piece in added]
+        posting = (self._receive(memory) for memory in chain(into, (pieces[piece] for piece in gathered)))
+        sent = [self._send(pieces[piece]) for piece in schedule.sent[0]]
+        received = list(islice(posting, min(_AHEAD, len(added))))
+        for number, piece in enumerate(added):
+            received[number].wait()
+            sent.append(self._send(pieces[piece].add_(into[number])))
+            received += islice(posting, 1 if len(received) < len(added) else None)
+        received += posting
+        for number, piece in enumerate(gathered[: len(gathered) - last], start=len(added)):
+            received[number].wait()
+            sent.append(self._send(pieces[piece]))
+        for work in chain(received[len(received) - last :], sent):
             work.wait()
-
-    def _post_parts(self, flat: Tensor, sizes: Sequence[int], pieces: Iterator[int]) -> Iterator[tuple[Tensor, Any]]:
-        """Posts one more receive whenever asked: by then a piece has been added, and its memory is used again."""
-        for piece, landing in zip(pieces, cycle(self._landings(flat, _AHEAD, max(sizes))), strict=False):
-            part = landing[: sizes[piece]]
-            yield part, self._receive(part, _REDUCE)
 
     def _by_pairs(self, flat: Tensor) -> None:
         """For NCCL, where a send and a receive are launched as one: alone, each would wait for the peer's other."""
-        sizes, pieces = self._cut(flat)
-        per_chunk = len(pieces) // self._ranks
+        schedule, pieces = self._cut(flat)
+        landings = cycle(self._landings(flat, schedule))
         # What arrives in one step leaves in the next, and must have been added by then.
-        ahead = min(_AHEAD, per_chunk)
-        landings = cycle(self._landings(flat, ahead, max(sizes)))
-        sent = sent_pieces(self._ranks, self._rank, sizes)
-        received = received_pieces(self._ranks, self._rank, sizes)
+        ahead = min(_AHEAD, schedule.per_chunk)
         under_way: deque[_Pair] = deque()
-        for step, number in product(range(len(sent)), range(per_chunk)):
+        for step, number in product(range(len(schedule.sent)), range(schedule.per_chunk)):
             if len(under_way) == ahead:
                 under_way.popleft().finish()
-            leaving = [pieces[piece] for piece in sent[step][number : number + 1]]
-            arriving = [pieces[piece] for piece in received[step][number : number + 1]]
+            leaving = [pieces[piece] for piece in schedule.sent[step][number : number + 1]]
+            arriving = [pieces[piece] for piece in schedule.received[step][number : number + 1]]
             reducing = step < self._ranks - 1
             parts = [next(landings)[: len(piece)] for piece in arriving] if reducing else arriving
             operations = [
@@ -145,29 +137,30 @@ class RingAllReduce:
         while under_way:
             under_way.popleft().finish()
 
-    def _cut(self, flat: Tensor) -> tuple[list[int], tuple[Tensor, ...]]:
-        sizes = piece_sizes(self._ranks, flat.numel(), flat.element_size(), self._piece_bytes)
-        return sizes, flat.split_with_sizes(sizes)
+    def _cut(self, flat: Tensor) -> tuple[Schedule, tuple[Tensor, ...]]:
+        schedule = schedule_of(self._ranks, self._rank, flat.numel(), flat.element_size(), self._piece_bytes)
+        return schedule, flat.split_with_sizes(schedule.sizes)
 
-    def _send(self, piece: Tensor, tag: int) -> Any:
-        return self._gloo.send([piece], self._next, tag)
+    def _send(self, piece: Tensor) -> Any:
+        return self._gloo.send([piece], self._next, _TAG)
 
-    def _receive(self, piece: Tensor, tag: int) -> Any:
-        return self._gloo.recv([piece], self._previous, tag)
+    def _receive(self, memory: Tensor) -> Any:
+        return self._gloo.recv([memory], self._previous, _TAG)
 
-    def _landings(self, flat: Tensor, count: int, elements: int) -> tuple[Tensor, ...]:
-        landings: tuple[Tensor, ...] = self._keep("landings", flat, count * elements, device=flat.device).split(
-            elements
-        )
-        return landings
+    def _landings(self, flat: Tensor, schedule: Schedule) -> tuple[Tensor, ...]:
+        """Kept from call to call, the largest that were needed."""
+        elements = max(schedule.sizes)
+        kept = self._kept.get(flat.dtype)
+        if kept is None or len(kept[0]) < elements:
+            kept = self._kept[flat.dtype] = flat.new_empty((_AHEAD, elements)).unbind()
+        return kept
 
-    def _keep(self, use: str, like: Tensor, elements: int, **where: Any) -> Tensor:
-        """Memory from earlier calls, where it was enough."""
-        bytes = elements * like.element_size()
-        kept = self._memory.get(use)
-        if kept is None or kept.nbytes < bytes:
-            kept = self._memory[use] = torch.empty(bytes, dtype=torch.uint8, **where)
-        return kept[:bytes].view(like.dtype)
+    def _staging(self, flat: Tensor) -> Tensor:
+        """Kept too, because pinned memory is slow to get."""
+        kept = self._pinned.get(flat.dtype)
+        if kept is None or len(kept) < len(flat):
+            kept = self._pinned[flat.dtype] = torch.empty(len(flat), dtype=flat.dtype, pin_memory=True)
+        return kept[: len(flat)]
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def _result(request: Request, placement: Placement, outcomes: list[Outcome]) -> 
         step_seconds=interval_of(_slowest([outcome.step_seconds for outcome in outcomes])),
         loss=first.loss,
         accuracy=first.accuracy,
-        phases=max((outcome.phases for outcome in outcomes), key=lambda phases: sum(phases.values())),
+        phases=_pace([outcome.phases for outcome in outcomes]),
         bytes_per_step=_bytes(request, placement, outcomes),
         parameters=first.parameters,
         execution=first.execution,
@@ -176,6 +176,12 @@ def _timeline(outcomes: list[Outcome]) -> Timeline:
 def _slowest(ranks: list[list[float]]) -> list[float]:
     """A step, or an epoch, takes as long as it takes the slowest rank."""
     return [max(seconds) for seconds in zip(*ranks, strict=False)]
+
+
+def _pace(ranks: list[dict[str, float]]) -> dict[str, float]:
+    """The phases of the rank that sets the pace: the first one, which leads where one leads, unless another takes longer."""
+    slowest = max(ranks, key=lambda phases: sum(phases.values()))
+    return ranks[0] if sum(ranks[0].values()) >= 0.95 * sum(slowest.values()) else slowest
 
 
 def _bytes(request: Request, placement: Placement, outcomes: list[Outcome]) -> BytesPerStep:
