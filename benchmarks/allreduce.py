@@ -1,7 +1,7 @@
 """Our ring all-reduce beside gloo's own, in one run on the same ranks, repeats interleaved.
 
     python benchmarks/allreduce.py                          # 2 and 4 CPU ranks, 4 KB to 48 MB
-    python benchmarks/allreduce.py --hosts 2 --link 1gbit   # 48 MB between two rehearsed hosts, in percent of the line
+    python benchmarks/allreduce.py --hosts 2 --link 1gbit   # 48 MB between two rehearsed hosts, in percent of its rate
 
 A repeat times each once, in turn, from a barrier to the last rank's end. Bandwidth is the tensor's bytes by seconds; a
 ratio above 1 is ours ahead. Judge by the low quantile, which comes first: on a busy machine the median is mostly other

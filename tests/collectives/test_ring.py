@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scalewise.collectives.ring import MIB, piece_sizes, received_pieces, ring_sends, sent_pieces
+from scalewise.collectives.ring import MIB, Schedule, piece_sizes, ring_sends, schedule_of
 from scalewise.collectives.send import Send, busiest_bytes, received_bytes, sent_bytes, total_bytes
 from scalewise.errors import UserError
-
-ONE_EACH = [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -22,29 +20,39 @@ ONE_EACH = [1, 1, 1, 1]
     ],
 )
 def test_chunks_of_four_ranks(rank: int, sent: list[int], received: list[int]) -> None:
-    assert sent_pieces(4, rank, ONE_EACH) == [[chunk] for chunk in sent]
-    assert received_pieces(4, rank, ONE_EACH) == [[chunk] for chunk in received]
+    schedule = schedule_of(4, rank, 400, 4, MIB)
+    assert schedule.sent == tuple((chunk,) for chunk in sent)
+    assert schedule.received == tuple((chunk,) for chunk in received)
 
 
-def test_two_ranks_exchange_halves_in_pieces() -> None:
-    sizes = [5, 5, 5, 5, 5, 5]
-    assert sent_pieces(2, 0, sizes) == [[0, 1, 2], [3, 4, 5]]
-    assert sent_pieces(2, 1, sizes) == [[3, 4, 5], [0, 1, 2]]
-    assert received_pieces(2, 0, sizes) == sent_pieces(2, 1, sizes)
+@pytest.mark.parametrize(
+    ("rank", "schedule"),
+    [
+        (0, Schedule((5,) * 6, sent=((0, 1, 2), (3, 4, 5)), received=((3, 4, 5), (0, 1, 2)))),
+        (1, Schedule((5,) * 6, sent=((3, 4, 5), (0, 1, 2)), received=((0, 1, 2), (3, 4, 5)))),
+    ],
+)
+def test_two_ranks_exchange_halves_in_pieces(rank: int, schedule: Schedule) -> None:
+    assert schedule_of(2, rank, 30, 4, 20) == schedule
+    assert schedule.per_chunk == 3
 
 
 def test_empty_pieces_do_not_travel() -> None:
-    assert sent_pieces(4, 0, [0, 1, 0, 1]) == [[], [3], [], [1], [], [3]]
+    schedule = schedule_of(4, 0, 2, 4, MIB)
+    assert schedule.sizes == (0, 1, 0, 1)
+    assert schedule.sent == ((), (3,), (), (1,), (), (3,))
+    assert schedule.received == ((3,), (), (1,), (), (3,), ())
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_a_sum_visits_every_rank_and_then_reaches_every_rank(ranks: int) -> None:
-    sizes = piece_sizes(ranks, 100, 4, 24)
-    terms = {(rank, piece): {rank} for rank in range(ranks) for piece in range(len(sizes))}
-    tables = [sent_pieces(ranks, rank, sizes) for rank in range(ranks)]
+    schedules = [schedule_of(ranks, rank, 100, 4, 24) for rank in range(ranks)]
+    terms = {(rank, piece): {rank} for rank in range(ranks) for piece in range(len(schedules[0].sizes))}
     for step in range(2 * (ranks - 1)):
         arriving = {
-            ((rank + 1) % ranks, piece): terms[rank, piece] for rank in range(ranks) for piece in tables[rank][step]
+            ((rank + 1) % ranks, piece): terms[rank, piece]
+            for rank, schedule in enumerate(schedules)
+            for piece in schedule.sent[step]
         }
         for place, arrived in arriving.items():
             if step < ranks - 1:
@@ -68,7 +76,7 @@ def test_a_sum_visits_every_rank_and_then_reaches_every_rank(ranks: int) -> None
     ],
 )
 def test_pieces(ranks: int, elements: int, piece_bytes: int, sizes: list[int]) -> None:
-    assert piece_sizes(ranks, elements, 4, piece_bytes) == sizes
+    assert piece_sizes(ranks, elements, 4, piece_bytes) == tuple(sizes)
 
 
 def test_wider_elements_make_as_many_pieces() -> None:

@@ -26,7 +26,7 @@ MIB = 2**20
 
 PIECE_MB = 2.0
 """With gloo between CPU ranks every piece wakes two threads with cold caches: pieces of 1 MB take a tenth more time, of
-0.5 MB a quarter; with 4 MB nothing is gained, and less overlaps."""
+0.5 MB a fifth; larger ones gain nothing, and less of their way overlaps."""
 
 _ELEMENT_BYTES = 4
 """Cuts fall between elements; float32 is assumed, and other types move a cut by a few bytes."""
