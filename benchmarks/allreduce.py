@@ -111,11 +111,11 @@ def show(console: Console, rows: list[Row]) -> None:
     titles = [
         "ranks",
         "size",
-        "ours",
-        "gloo",
+        "ours MB/s",
+        "gloo MB/s",
         "ratio",
-        "ours (median)",
-        "gloo (median)",
+        "median: ours",
+        "gloo",
         "ratio",
         "ours is",
         "of the line",
@@ -126,7 +126,7 @@ def show(console: Console, rows: list[Row]) -> None:
         cells = [str(row.ranks), bytes_text(row.bytes)]
         for position in (0, 1):
             pair = (row.ours_seconds[position], row.gloo_seconds[position])
-            cells += [f"{row.bytes / seconds / 1e9:.3g} GB/s" for seconds in pair] + [f"{row.ratios[position]:.2f}"]
+            cells += [f"{row.bytes / seconds / 1e6:,.1f}" for seconds in pair] + [f"{row.ratios[position]:.2f}"]
         cells.append(verdict(row))
         if row.line_seconds is not None:
             of_gloo = 100 * row.line_seconds / row.gloo_seconds[1]

@@ -93,7 +93,7 @@ class RingAllReduce:
         A message that its receiver waits for is written by this thread, while gloo's, woken by what arrives meanwhile,
         spins for the lock; one that has to wait is written by gloo's thread when the receiver is ready. So every rank
         sends before it receives. The receives of the all-gather, which need no memory, are posted in one go. And works
-        are kept to the end: gloo's thread may still hold a finished one, and to drop it then is to wait for that thread.
+        are kept to the end: gloo's thread may still hold a finished one, and who drops it then waits for that thread.
         """
         schedule, pieces = self._cut(flat)
         reducing, gathering = schedule.received[: self._ranks - 1], schedule.received[self._ranks - 1 :]
