@@ -1,11 +1,19 @@
-"""Options that several commands share, with one wording each."""
+"""Options that several commands share, with one wording each, in panels that say what they are about."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+
+DATA, WHERE, LEARNING, SPEED, KEPT = "The data", "Where it runs", "How it learns", "How it is computed", "What is kept"
+
+
+def option(panel: str, *names: str, **more: Any) -> Any:
+    """An option in a panel; without a default to show, none is shown."""
+    return typer.Option(*names, rich_help_panel=panel, **{"show_default": True, **more})
+
 
 WorkloadName = Annotated[
     str,
@@ -17,48 +25,46 @@ WorkloadName = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on stdout.")]
-DeviceKind = Annotated[
-    Literal["auto", "cpu", "cuda", "slice"],
-    typer.Option("--device-kind", help="cpu: a core per device. cuda: a GPU per device. slice: parts of one GPU."),
-]
+
 DataPath = Annotated[
-    Path | None,
-    typer.Option("--data", help="Folder or file with the data; else found or generated.", show_default=False),
+    Path | None, option(DATA, "--data", help="Folder or file with the data.", show_default="found or generated")
 ]
 Samples = Annotated[
-    int | None, typer.Option("--samples", help="Use only the first so many samples.", show_default=False)
+    int | None, option(DATA, "--samples", help="Use only so many, spread over all.", show_default="all")
 ]
 InputShape = Annotated[
     str | None,
-    typer.Option(
-        "--input", metavar="3x224x224", help="What one sample of your nn.Module looks like.", show_default=False
-    ),
+    option(DATA, "--input", metavar="3x224x224", help="One sample of your nn.Module.", show_default=False),
 ]
 Classes = Annotated[
-    int | None,
-    typer.Option("--classes", help="How many classes your nn.Module tells apart.", show_default=False),
+    int | None, option(DATA, "--classes", help="Classes that your nn.Module tells apart.", show_default=False)
 ]
-Precision = Annotated[
-    Literal["fp32", "tf32", "bf16"], typer.Option("--precision", help="What the matrix units compute in.")
+
+DeviceKind = Annotated[
+    Literal["auto", "cpu", "cuda", "slice"],
+    option(WHERE, "--device-kind", help="cpu: a core per device. cuda: a GPU per device. slice: parts of one GPU."),
 ]
-Execution = Annotated[
-    Literal["eager", "graph", "auto"], typer.Option("--execution", help="graph: the whole step as one CUDA graph.")
-]
-Load = Annotated[
-    str,
-    typer.Option("--load", help="auto, device, stream:workers=4, or files (every sample from its file, each epoch)."),
-]
-Hosts = Annotated[int, typer.Option("--hosts", help="Rehearse so many hosts (network namespaces; needs root).")]
+Hosts = Annotated[int, option(WHERE, "--hosts", help="Rehearse so many hosts (network namespaces; needs root).")]
 Link = Annotated[
-    str | None, typer.Option("--link", help="Speed of the rehearsed hosts' links: 1gbit, 200mbit.", show_default=False)
+    str | None, option(WHERE, "--link", help="Speed of the rehearsed links: 1gbit, 200mbit.", show_default=False)
 ]
 Slow = Annotated[
     list[str] | None,
-    typer.Option("--slow", metavar="RANK=SHARE", help="Give a rank part of its core: 1=0.5.", show_default=False),
+    option(WHERE, "--slow", metavar="RANK=SHARE", help="Give a rank part of its core: 1=0.5.", show_default=False),
 ]
 SlicePercent = Annotated[
-    int | None,
-    typer.Option("--slice-percent", help="Share of the GPU per slice. [default: 100 / devices]", show_default=False),
+    int | None, option(WHERE, "--slice-percent", help="Share of the GPU per slice.", show_default="100 / devices")
 ]
-CoresPerDevice = Annotated[int, typer.Option("--cores-per-device", help="Cores, and threads, of a cpu device.")]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds that ranks wait for one that hangs.")]
+CoresPerDevice = Annotated[int, option(WHERE, "--cores-per-device", help="Cores, and threads, of a cpu device.")]
+Timeout = Annotated[float, option(WHERE, "--timeout", help="Seconds that ranks wait for one that hangs.")]
+
+Precision = Annotated[
+    Literal["fp32", "tf32", "bf16"], option(SPEED, "--precision", help="What the matrix units compute in.")
+]
+Execution = Annotated[
+    Literal["eager", "graph", "auto"], option(SPEED, "--execution", help="graph: the whole step as one CUDA graph.")
+]
+Load = Annotated[
+    str,
+    option(SPEED, "--load", help="auto, device, stream:workers=4, or files: every sample from its file, each epoch."),
+]

@@ -5,24 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from scalewise.cli import options
-from scalewise.cli.options import WorkloadName
+from scalewise.cli.options import KEPT, LEARNING, WHERE, WorkloadName, option
 from scalewise.strategies.registry import strategy_of
 
 
 def train(
     workload: WorkloadName,
-    strategy: Annotated[str, typer.Option(help="How it is spread; see `scalewise list strategies`.")] = "single",
-    devices: Annotated[int, typer.Option(help="Workers, over all hosts.")] = 1,
-    batch: Annotated[
-        int | None,
-        typer.Option(help="Global batch: samples per update over all devices. [default: 20]", show_default=False),
-    ] = None,
-    batch_per_device: Annotated[int | None, typer.Option(help="The same per device.", show_default=False)] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data. [default: 1]", show_default=False)] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates, instead of epochs.", show_default=False)] = None,
+    strategy: Annotated[str, option(WHERE, help="How it is spread; see `scalewise list strategies`.")] = "single",
+    devices: Annotated[int, option(WHERE, help="Workers, over all hosts.")] = 1,
     device_kind: options.DeviceKind = "auto",
     hosts: options.Hosts = 1,
     link: options.Link = None,
@@ -30,30 +21,37 @@ def train(
     slice_percent: options.SlicePercent = None,
     cores_per_device: options.CoresPerDevice = 1,
     timeout: options.Timeout = 60.0,
+    batch: Annotated[
+        int | None, option(LEARNING, help="Global batch: samples per update, over all devices.", show_default="20")
+    ] = None,
+    batch_per_device: Annotated[int | None, option(LEARNING, help="The same per device.", show_default=False)] = None,
+    epochs: Annotated[int | None, option(LEARNING, help="Passes over the data.", show_default="1")] = None,
+    steps: Annotated[int | None, option(LEARNING, help="Updates, instead of epochs.", show_default=False)] = None,
+    optimizer: Annotated[
+        str | None,
+        option(LEARNING, help="adam, adamw, sgd, momentum or adagrad.", show_default="the workload's"),
+    ] = None,
+    learning_rate: Annotated[
+        float | None, option(LEARNING, help="Step size of the optimizer.", show_default="the workload's")
+    ] = None,
+    accumulate: Annotated[
+        int, option(LEARNING, help="Parts that a batch is computed in before its one update: less memory, same result.")
+    ] = 1,
+    seed: Annotated[int, option(LEARNING, help="Of initial weights and shuffling.")] = 0,
     data: options.DataPath = None,
     samples: options.Samples = None,
     input: options.InputShape = None,
     classes: options.Classes = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(help="adam, adamw, sgd, momentum, adagrad. [default: the workload's]", show_default=False),
-    ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="[default: the workload's]", show_default=False)] = None,
-    accumulate: Annotated[
-        int,
-        typer.Option(help="Compute each batch in so many parts before its one update: less memory, same mathematics."),
-    ] = 1,
-    seed: Annotated[int, typer.Option(help="Of initial weights and shuffling.")] = 0,
     precision: options.Precision = "fp32",
     execution: options.Execution = "auto",
     load: options.Load = "auto",
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Written (atomically) every epoch and at the end.", show_default=False)
+        Path | None, option(KEPT, help="Written, whole or not at all, every epoch and at the end.", show_default=False)
     ] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.", show_default=False)] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
+    checkpoint_every: Annotated[int | None, option(KEPT, help="Steps between checkpoints.", show_default=False)] = None,
+    resume: Annotated[bool, option(KEPT, "--resume", help="Go on from the checkpoint.")] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write a timeline that opens in Perfetto.", show_default=False)
+        Path | None, option(KEPT, help="Write a timeline that opens in Perfetto.", show_default=False)
     ] = None,
     json: options.Json = False,
 ) -> None:

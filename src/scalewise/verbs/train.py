@@ -179,7 +179,7 @@ def _slowest(ranks: list[list[float]]) -> list[float]:
 
 
 def _pace(ranks: list[dict[str, float]]) -> dict[str, float]:
-    """The phases of the rank that sets the pace: the first one, which leads where one leads, unless another takes longer."""
+    """Of the rank that sets the pace: the first, which leads where one leads, unless another takes longer."""
     slowest = max(ranks, key=lambda phases: sum(phases.values()))
     return ranks[0] if sum(ranks[0].values()) >= 0.95 * sum(slowest.values()) else slowest
 
