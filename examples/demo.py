@@ -41,7 +41,7 @@ def main() -> None:
         verdicts.append(f"{name} {word} ({speedup:.2f}x at batch {one.batch})")
     console.print(table)
     console.print("\nTimes are of one training step; waiting: the part that waits for the other device's gradients.")
-    console.print(f"Found: a second device, {' and '.join(verdicts)}. Data: {one.data}.")
+    console.print(f"Found: with a second device {' and '.join(verdicts)}. Data: {one.data}.")
     console.print("Look closer: .venv/bin/scalewise train linear --strategy mirrored --devices 2 --batch 10 --steps 40")
 
 

@@ -16,3 +16,6 @@ PHASES = (
     "update",
     "idle",
 )
+
+BETWEEN_DEVICES = frozenset({"scatter", "pull", "broadcast", "receive", "gather", "reduce", "push", "send"})
+"""Phases in which a device sends, receives or waits for another."""

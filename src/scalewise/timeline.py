@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalewise.atomic import write_atomically
-from scalewise.phases import PHASES
+from scalewise.phases import BETWEEN_DEVICES, PHASES
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _events(spans: Iterable[Span]) -> Iterator[dict[str, object]]:
         yield {
             "ph": "X",
             "name": span.phase,
-            "cat": span.lane,
+            "cat": "network" if span.phase in BETWEEN_DEVICES else "compute",
             "pid": span.rank,
             "tid": lanes[span.rank, span.lane],
             "ts": span.start * 1e6,

@@ -19,7 +19,7 @@ TRAIN = {
     "precision", "steps", "epochs", "epoch_seconds", "step_seconds", "loss", "accuracy", "phases", "bytes_per_step",
     "parameters", "execution",
 }  # fmt: skip
-BESIDE = {"data", "load", "peak_memory_bytes", "notes", "checkpoint"}
+BESIDE = {"data", "load", "peak_memory_bytes", "phases_rank", "notes", "checkpoint"}
 DESCRIBE = {
     "workload", "parameters", "parameter_bytes", "input_bytes", "forward_backward_bytes", "flops_per_sample", "layers",
 }  # fmt: skip
@@ -123,6 +123,7 @@ def test_list_strategies(scalewise: Run) -> None:
         "summary": "one device; the reference",
         "exact": True,
         "options": {},
+        "choices": {},
     }
 
 

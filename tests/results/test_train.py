@@ -28,6 +28,7 @@ RESULT = TrainResult(
     step_seconds=interval_of([0.01] * 20),
     loss=0.5,
     accuracy=0.975,
+    phases_rank=0,
     phases={"forward": 0.006, "backward": 0.004},
     bytes_per_step=BytesPerStep(2048, None, 2048),
     parameters=12_102_220,
@@ -42,12 +43,12 @@ def test_the_table() -> None:
     text = str(RESULT)
     for expected in (
         "linear  (12,102,220 parameters; synthetic speech)",
-        "mirrored on 2 cpu devices, eager, fp32, data by device",
+        "mirrored on 2 cpu devices, eager, fp32, data on the device",
         "21 global = 11 per device",
-        "200 steps, 2 full epochs",
+        "200 steps, 2 full epochs; the first 180 steps are warm-up and not timed",
         "10 ms  [95 %: 10 ms to 10 ms, n = 20]  2,100 samples/s",
         "0.5000, accuracy 97.50%",
-        "2.0 KiB per step planned, not traced; busiest device 2.0 KiB",
+        "2.0 KiB per step by all devices, as planned; not traced; busiest device 2.0 KiB out and in",
         "note: trained on synthetic speech",
     ):
         assert expected in text

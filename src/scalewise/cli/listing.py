@@ -30,12 +30,14 @@ def listing(
         table.add_column(title, overflow="fold", no_wrap=title == "name")
     for row in rows:
         about = row["summary"] if row.get("exact", True) else f"{row['summary']} (not exact)"
-        table.add_row(row["name"], about, ", ".join(f"{key}={value}" for key, value in row["options"].items()) or "-")
+        shown = [f"{key}={row.get('choices', {}).get(key, value)}" for key, value in row["options"].items()]
+        table.add_row(row["name"], about, ", ".join(shown) or "-")
     Console(highlight=False).print(table)
 
 
 def _strategies() -> list[dict[str, Any]]:
     from scalewise.strategies.registry import STRATEGIES
+    from scalewise.strategies.strategy import choices_of
 
     return [
         {
@@ -43,6 +45,7 @@ def _strategies() -> list[dict[str, Any]]:
             "summary": kind.summary,
             "exact": kind().exact,
             "options": dataclasses.asdict(kind()),  # type: ignore[call-overload]
+            "choices": choices_of(kind),
         }
         for name, kind in STRATEGIES.items()
     ]

@@ -20,7 +20,7 @@ WorkloadName = Annotated[
     typer.Argument(
         metavar="WORKLOAD",
         help="A built-in name with options (linear, unet:width=16; see `scalewise list workloads`), "
-        "path/to/file.py:function, or package.module:function.",
+        "path/to/file.py:function, package.module:function, or hf:NAME.",
         show_default=False,
     ),
 ]

@@ -45,3 +45,18 @@ def training_bar(batch: int) -> Iterator[Callable[[Report], None] | None]:
                 progress.update(bar, loss=f"loss {report.loss:.3f}")
 
         yield told
+
+
+def warn_of_oversubscription(devices: int, device_kind: str, cores_per_device: int) -> None:
+    """Before ranks start, which takes long when there are many."""
+    from scalewise.session.cores import allowed_cores
+    from scalewise.session.devices import settle
+    from scalewise.session.placement import Placement
+    from scalewise.session.torchrun import under_torchrun
+
+    if devices == 1 or under_torchrun():
+        return
+    if settle(Placement(devices, device_kind, cores_per_device=cores_per_device)).oversubscribed:
+        cores = len(allowed_cores())
+        shared = f"{devices} cpu devices share {cores} core{'s' * (cores > 1)}"
+        print(f"scalewise: {shared}: expect slow steps", file=sys.stderr)

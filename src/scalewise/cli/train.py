@@ -58,11 +58,12 @@ def train(
     """Train a workload with a strategy, and say where the time went."""
     strategy_of(strategy)  # a misspelt name is answered before torch is loaded
     from scalewise.cli.output import show
-    from scalewise.cli.progress import training_bar
+    from scalewise.cli.progress import training_bar, warn_of_oversubscription
     from scalewise.session.placement import parse_slow
     from scalewise.session.torchrun import is_main_process
     from scalewise.verbs import train as verb
 
+    warn_of_oversubscription(devices, device_kind, cores_per_device)
     with training_bar(verb.global_batch(batch, batch_per_device, verb.devices_asked(devices))) as told:
         result = verb.train(
             workload,

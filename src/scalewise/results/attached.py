@@ -11,7 +11,7 @@ from rich.text import Text
 from scalewise.results.phase_table import phase_table
 from scalewise.results.printable import Printable
 from scalewise.results.statistics import Interval
-from scalewise.results.units import bytes_text, seconds_text
+from scalewise.results.units import bytes_text
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ class StepReport(Printable):
         return Group(
             Text(
                 f"rank {self.rank} of {self.devices}: {self.steps} steps, "
-                f"{seconds_text(self.step_seconds.median)} each "
-                f"[95 %: {seconds_text(self.step_seconds.low)} to {seconds_text(self.step_seconds.high)}], "
+                f"each {self.step_seconds.text}, "
                 f"{bytes_text(self.gradient_bytes)} of gradients{sent}"
             ),
             Text(),

@@ -7,13 +7,15 @@ from rich.text import Text
 
 from scalewise.results.units import seconds_text
 
+BAR = 40
+"""Characters of a bar that stands for the whole step."""
 
-def phase_table(phases: dict[str, float]) -> Table:
+
+def phase_table(phases: dict[str, float], title: str = "phase") -> Table:
     """One row per phase, in the order they happen."""
     total = sum(phases.values())
-    longest = max(phases.values())
     table = Table(box=None, padding=(0, 2), header_style="dim", pad_edge=False)
-    table.add_column("phase")
+    table.add_column(title)
     table.add_column("per step", justify="right")
     table.add_column("share", justify="right")
     table.add_column("")
@@ -22,6 +24,6 @@ def phase_table(phases: dict[str, float]) -> Table:
             phase,
             seconds_text(seconds),
             f"{seconds / total:.0%}" if total else "-",
-            Text("█" * max(1, round(24 * seconds / longest)) if longest else "", style="cyan"),
+            Text("█" * round(BAR * seconds / total) if total else "", style="cyan"),
         )
     return table

@@ -7,6 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from scalewise.results.units import seconds_text
+
+FEWEST = 6
+"""Values without which no 95 % interval of a median exists."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -17,6 +22,17 @@ class Interval:
     high: float
     n: int
 
+    @property
+    def label(self) -> str:
+        """What `low` and `high` are."""
+        return "95 %" if self.n >= FEWEST else "all"
+
+    @property
+    def text(self) -> str:
+        """'4.2 ms [95 %: 4.1 ms to 4.4 ms, n = 30]'."""
+        reach = f"{seconds_text(self.low)} to {seconds_text(self.high)}"
+        return f"{seconds_text(self.median)}  [{self.label}: {reach}, n = {self.n}]"
+
 
 def interval_of(values: Sequence[float]) -> Interval:
     """With fewer than six values no 95 % interval exists; the extremes stand in for it."""
@@ -24,7 +40,7 @@ def interval_of(values: Sequence[float]) -> Interval:
     count = len(ordered)
     if count == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
-    if count < 6:
+    if count < FEWEST:
         return Interval(median(ordered), ordered[0], ordered[-1], count)
     reach = 0.98 * math.sqrt(count)
     low = max(0, math.floor(count / 2 - reach))

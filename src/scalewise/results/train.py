@@ -17,6 +17,8 @@ from scalewise.results.statistics import Interval
 from scalewise.results.units import bytes_text, seconds_text
 from scalewise.timeline import Timeline
 
+LOADED = {"device": "data on the device", "stream": "data streamed", "files": "data from files each epoch"}
+
 
 @dataclass(frozen=True)
 class BytesPerStep:
@@ -49,6 +51,8 @@ class TrainResult(Printable):
     loss: float
     accuracy: float | None
     phases: dict[str, float]
+    phases_rank: int
+    """Whose phases: the rank that sets the pace."""
     bytes_per_step: BytesPerStep
     parameters: int
     execution: str
@@ -73,10 +77,10 @@ class TrainResult(Printable):
         facts.add_column(style="dim")
         facts.add_column(overflow="fold")
         for name, text in self._facts():
-            facts.add_row(name, text)
+            facts.add_row(name, Text(text))
         parts: list[RenderableType] = [facts]
         if self.phases:
-            parts += [Text(), phase_table(self.phases)]
+            parts += [Text(), phase_table(self.phases, "phase" if self.devices == 1 else f"rank {self.phases_rank}")]
         parts += [Text(f"note: {note}", style="yellow") for note in self.notes]
         return Group(*parts)
 
@@ -88,18 +92,18 @@ class TrainResult(Printable):
             devices += f" on {self.hosts} hosts joined by {self.link}"
         facts = [
             ("workload", f"{self.workload}  ({self.parameters:,} parameters; {self.data})"),
-            ("strategy", f"{self.strategy} on {devices}, {self.execution}, {self.precision}, data by {self.load}"),
+            ("strategy", f"{self.strategy} on {devices}, {self.execution}, {self.precision}, {LOADED[self.load]}"),
             ("batch", f"{self.batch} global = {self.batch_per_device} per device"),
-            ("trained", f"{self.steps:,} steps, {self.epochs} full epoch{'s' if self.epochs != 1 else ''}"),
             (
-                "step",
-                f"{seconds_text(times.median)}  [95 %: {seconds_text(times.low)} to {seconds_text(times.high)}, "
-                f"n = {times.n}]  {rate}",
+                "trained",
+                f"{self.steps:,} steps, {self.epochs} full epoch{'s' if self.epochs != 1 else ''}; the first "
+                f"{self.steps - times.n} steps are warm-up and not timed",
             ),
+            ("step", f"{times.text}  {rate}"),
         ]
         if self.epoch_seconds:
             middle = sorted(self.epoch_seconds)[len(self.epoch_seconds) // 2]
-            facts.append(("epoch", seconds_text(middle)))
+            facts.append(("epoch", f"{seconds_text(middle)}  (median of {len(self.epoch_seconds)}, warm-up included)"))
         facts.append(
             ("loss", f"{self.loss:.4f}" + (f", accuracy {self.accuracy:.2%}" if self.accuracy is not None else ""))
         )
@@ -109,8 +113,8 @@ class TrainResult(Printable):
             facts.append(
                 (
                     "sent",
-                    f"{bytes_text(self.bytes_per_step.planned)} per step planned, {counted}; "
-                    f"busiest device {bytes_text(self.bytes_per_step.busiest)}",
+                    f"{bytes_text(self.bytes_per_step.planned)} per step by all devices, as planned; {counted}; "
+                    f"busiest device {bytes_text(self.bytes_per_step.busiest)} out and in",
                 )
             )
         if self.peak_memory_bytes:

@@ -61,9 +61,9 @@ class Times:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds per step over the middle half of the sampled steps: they sum to a typical step, not to a hiccup."""
+        """Seconds per step over the middle fifth of the sampled steps: they sum to the median step, not to a hiccup."""
         ordered = sorted(self.sampled, key=lambda spans: sum(seconds for _, _, seconds in spans))
-        trimmed = max(len(ordered) // 4, 1) if len(ordered) > 2 else 0
+        trimmed = max(2 * len(ordered) // 5, 1) if len(ordered) > 2 else 0
         middle = ordered[trimmed : len(ordered) - trimmed]
         totals: dict[str, float] = defaultdict(float)
         for spans in middle:

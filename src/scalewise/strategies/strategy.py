@@ -45,6 +45,16 @@ def with_options(kind: type[Kind], name: str, texts: Mapping[str, str]) -> Kind:
     return kind(**values)
 
 
+def choices_of(kind: type[Any]) -> dict[str, str]:
+    """What an option can be, where a default does not say it: 'none|fp16|powersgd', or a number of one's own."""
+    hints = {field.name: get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)}
+    return {
+        name: "|".join(get_args(hint)) if get_origin(hint) is Literal else "(a number; torch's own if not given)"
+        for name, hint in hints.items()
+        if get_origin(hint) is Literal or NoneType in get_args(hint)
+    }
+
+
 def options_of(strategy: Strategy) -> dict[str, Any]:
     """The options as values, for output."""
     return dataclasses.asdict(strategy)  # type: ignore[call-overload,no-any-return]

@@ -61,6 +61,7 @@ class Outcome:
     traffic: StepTraffic = field(default_factory=StepTraffic)
     footprint: Footprint | None = None
     interrupted: bool = False
+    resumed_at: int = 0
 
 
 def train_on(place: Place, request: Request, report: Callable[[Report], None], *, evaluate: bool = True) -> Outcome:
@@ -140,7 +141,7 @@ class _Run:
             if len(batches) == per_epoch and not self.interrupt.requested:
                 self.epochs.append((self.done - self.first - per_epoch, self.done - self.first, seconds))
             self._save()
-        self.outcome.steps = self.done - self.first
+        self.outcome.steps, self.outcome.resumed_at = self.done - self.first, self.first
         self.outcome.interrupted = self.interrupt.requested and self.done < self.total
 
     def epoch_seconds(self, times: Times) -> list[float]:

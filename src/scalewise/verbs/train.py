@@ -12,6 +12,7 @@ from scalewise.data.data import DataRequest
 from scalewise.errors import RunFailed, UserError
 from scalewise.results.statistics import interval_of
 from scalewise.results.train import BytesPerStep, TrainResult
+from scalewise.results.units import seconds_text
 from scalewise.session.cores import allowed_cores
 from scalewise.session.placement import Placement
 from scalewise.session.torchrun import under_torchrun
@@ -136,6 +137,7 @@ def _run(
 def _result(request: Request, placement: Placement, outcomes: list[Outcome]) -> TrainResult:
     first, settings = outcomes[0], request.settings
     epoch_seconds = _slowest([outcome.epoch_seconds for outcome in outcomes])
+    pace = _pace([outcome.phases for outcome in outcomes])
     return TrainResult(
         workload=request.workload if isinstance(request.workload, str) else request.workload.name,
         data=first.source,
@@ -154,13 +156,14 @@ def _result(request: Request, placement: Placement, outcomes: list[Outcome]) -> 
         step_seconds=interval_of(_slowest([outcome.step_seconds for outcome in outcomes])),
         loss=first.loss,
         accuracy=first.accuracy,
-        phases=_pace([outcome.phases for outcome in outcomes]),
+        phases=outcomes[pace].phases,
+        phases_rank=pace,
         bytes_per_step=_bytes(request, placement, outcomes),
         parameters=first.parameters,
         execution=first.execution,
         load=first.load,
         peak_memory_bytes=max((outcome.peak_memory_bytes or 0 for outcome in outcomes), default=0) or None,
-        notes=_notes(request, placement, first),
+        notes=_notes(request, placement, outcomes),
         checkpoint=settings.checkpoint,
         timeline=_timeline(outcomes),
     )
@@ -178,10 +181,10 @@ def _slowest(ranks: list[list[float]]) -> list[float]:
     return [max(seconds) for seconds in zip(*ranks, strict=False)]
 
 
-def _pace(ranks: list[dict[str, float]]) -> dict[str, float]:
-    """Of the rank that sets the pace: the first, which leads where one leads, unless another takes longer."""
-    slowest = max(ranks, key=lambda phases: sum(phases.values()))
-    return ranks[0] if sum(ranks[0].values()) >= 0.95 * sum(slowest.values()) else slowest
+def _pace(ranks: list[dict[str, float]]) -> int:
+    """The rank that sets the pace: the first, which leads where one leads, unless another takes longer."""
+    totals = [sum(phases.values()) for phases in ranks]
+    return 0 if totals[0] >= 0.95 * max(totals) else totals.index(max(totals))
 
 
 def _bytes(request: Request, placement: Placement, outcomes: list[Outcome]) -> BytesPerStep:
@@ -199,8 +202,11 @@ def _bytes(request: Request, placement: Placement, outcomes: list[Outcome]) -> B
     return BytesPerStep(plan.bytes_per_step, round(sent / steps), round(busiest / steps))
 
 
-def _notes(request: Request, placement: Placement, outcome: Outcome) -> list[str]:
+def _notes(request: Request, placement: Placement, outcomes: list[Outcome]) -> list[str]:
+    outcome = outcomes[0]
     notes = []
+    if outcome.resumed_at:
+        notes.append(f"resumed at step {outcome.resumed_at}, now at {outcome.resumed_at + outcome.steps}")
     if outcome.source.startswith("synthetic"):
         notes.append(f"trained on {outcome.source}; fetch the study's recordings with: scalewise data speech")
     if not request.strategy.exact:
@@ -213,7 +219,21 @@ def _notes(request: Request, placement: Placement, outcome: Outcome) -> list[str
         )
     for rank, share in placement.slow.items():
         notes.append(f"rank {rank} was slowed down to {share:.0%} of its core")
-    return notes
+    return notes + _straggler(outcomes)
+
+
+def _straggler(outcomes: list[Outcome]) -> list[str]:
+    """A rank that computes much longer than another: the others wait for it in `reduce`, as for a slow network."""
+    working = [
+        sum(outcome.phases.get(phase, 0.0) for phase in ("forward", "backward", "update")) for outcome in outcomes
+    ]
+    slow, fast = max(working), min(working)
+    if len(outcomes) == 1 or fast == 0 or slow < 1.3 * fast:
+        return []
+    return [
+        f"rank {working.index(slow)} computes {slow / fast:.1f} times as long as rank {working.index(fast)} "
+        f"({seconds_text(slow)} against {seconds_text(fast)} per step): the others wait for it, beside the network"
+    ]
 
 
 def _interrupted(settings: Settings, outcome: Outcome) -> str:
