@@ -34,7 +34,7 @@ def test_chunks_of_four_ranks(rank: int, sent: list[int], received: list[int]) -
 )
 def test_two_ranks_exchange_halves_in_pieces(rank: int, schedule: Schedule) -> None:
     assert schedule_of(2, rank, 30, 4, 20) == schedule
-    assert schedule.per_chunk == 3
+    assert schedule.window == 3
 
 
 def test_empty_pieces_do_not_travel() -> None:
@@ -42,6 +42,7 @@ def test_empty_pieces_do_not_travel() -> None:
     assert schedule.sizes == (0, 1, 0, 1)
     assert schedule.sent == ((), (3,), (), (1,), (), (3,))
     assert schedule.received == ((3,), (), (1,), (), (3,), ())
+    assert schedule.window == 1
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

@@ -44,9 +44,9 @@ class Schedule:
     """The pieces received in each step; each is sent in the step that follows."""
 
     @property
-    def per_chunk(self) -> int:
-        ranks = len(self.sent) // 2 + 1
-        return len(self.sizes) // ranks
+    def window(self) -> int:
+        """How many pieces may be on their way to a rank: the first of them must be there when it has to leave again."""
+        return max(1, min(map(len, self.sent + self.received)))
 
 
 @lru_cache(maxsize=1024)

@@ -1,11 +1,10 @@
 """The ring all-reduce running for real: c10d's point-to-point operations between neighbours."""
 # Annotations are not postponed here: DDP compares those of a communication hook with the classes themselves.
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, cycle, islice, product
+from itertools import cycle, zip_longest
 from typing import Any
 
 import torch
@@ -15,17 +14,16 @@ from torch.futures import Future
 
 from scalewise.collectives.ring import MIB, PIECE_MB, Schedule, schedule_of
 
+_AHEAD = 2
+"""Pieces under way at a time, each with memory of its own to arrive in."""
 _TAG = 0
 """Messages of one tag arrive in the order they were sent, from one call to the next too: pieces cannot be mixed up."""
-
-_AHEAD = 2
-"""Pieces on their way to being added at a time, each with memory of its own to arrive in."""
 
 
 class RingAllReduce:
     """Sums a flat tensor over the ranks of a group, in place: `ring(flat)`.
 
-    The next pieces are received while one is added, and a sum leaves as soon as it is there:
+    While a piece is added, the one before it, now a sum, is sent and the one after it received:
 
         receive   a b c d
         add         a b c d
@@ -41,7 +39,7 @@ class RingAllReduce:
         if dist.get_backend(group) == "gloo":
             # Straight to gloo: dist.isend and the dispatcher add half as much again to the cost of a call.
             self._gloo = self._group._get_backend(torch.device("cpu"))
-        self._kept: dict[torch.dtype, tuple[Tensor, ...]] = {}
+        self._landings: dict[torch.dtype, tuple[Tensor, ...]] = {}
         self._pinned: dict[torch.dtype, Tensor] = {}
         self._background = ThreadPoolExecutor(1, "scalewise-ring")
         self._stream: torch.cuda.Stream | None = None
@@ -50,15 +48,13 @@ class RingAllReduce:
         """Returns when `flat` holds the sum or, as NCCL's own collectives do, when the stream will see to it."""
         if self._ranks == 1 or not flat.numel():
             return
-        if self._gloo is None:
-            self._by_pairs(flat)
-        elif flat.is_cuda:  # gloo's sockets cannot reach a GPU's memory
-            host = self._staging(flat)
-            host.copy_(flat)
-            self._by_messages(host)
-            flat.copy_(host)
-        else:
-            self._by_messages(flat)
+        if self._gloo is None or not flat.is_cuda:
+            self._all_reduce(flat)
+            return
+        host = self._staging(flat)  # gloo's sockets cannot reach a GPU's memory
+        host.copy_(flat)
+        self._all_reduce(host)
+        flat.copy_(host)
 
     def begin(self, flat: Tensor) -> Future[Tensor]:
         """The same in the background, one after the other; what goes wrong there is raised by the future's `wait`."""
@@ -87,72 +83,59 @@ class RingAllReduce:
             self._stream.wait_event(ready)
             self._finish(flat, done)
 
-    def _by_messages(self, flat: Tensor) -> None:
-        """For gloo, whose sockets are served by a thread on this one's core: the two should seldom wait for each other.
-
-        A message that its receiver waits for is written by this thread, while gloo's, woken by what arrives meanwhile,
-        spins for the lock; one that has to wait is written by gloo's thread when the receiver is ready. So every rank
-        sends before it receives. The receives of the all-gather, which need no memory, are posted in one go. And works
-        are kept to the end: gloo's thread may still hold a finished one, and who drops it then waits for that thread.
-        """
-        schedule, pieces = self._cut(flat)
-        reducing, gathering = schedule.received[: self._ranks - 1], schedule.received[self._ranks - 1 :]
-        added, gathered, last = list(chain(*reducing)), list(chain(*gathering)), len(gathering[-1])
-        landings = cycle(self._landings(flat, schedule))
-        into = [next(landings)[: schedule.sizes[piece]] for piece in added]
-        posting = (self._receive(memory) for memory in chain(into, (pieces[piece] for piece in gathered)))
-        sent = [self._send(pieces[piece]) for piece in schedule.sent[0]]
-        received = list(islice(posting, min(_AHEAD, len(added))))
-        for number, piece in enumerate(added):
-            received[number].wait()
-            sent.append(self._send(pieces[piece].add_(into[number])))
-            received += islice(posting, 1 if len(received) < len(added) else None)
-        received += posting
-        for number, piece in enumerate(gathered[: len(gathered) - last], start=len(added)):
-            received[number].wait()
-            sent.append(self._send(pieces[piece]))
-        for work in chain(received[len(received) - last :], sent):
-            work.wait()
-
-    def _by_pairs(self, flat: Tensor) -> None:
-        """For NCCL, where a send and a receive are launched as one: alone, each would wait for the peer's other."""
-        schedule, pieces = self._cut(flat)
-        landings = cycle(self._landings(flat, schedule))
-        # What arrives in one step leaves in the next, and must have been added by then.
-        ahead = min(_AHEAD, schedule.per_chunk)
-        under_way: deque[_Pair] = deque()
-        for step, number in product(range(len(schedule.sent)), range(schedule.per_chunk)):
-            if len(under_way) == ahead:
-                under_way.popleft().finish()
-            leaving = [pieces[piece] for piece in schedule.sent[step][number : number + 1]]
-            arriving = [pieces[piece] for piece in schedule.received[step][number : number + 1]]
-            reducing = step < self._ranks - 1
-            parts = [next(landings)[: len(piece)] for piece in arriving] if reducing else arriving
-            operations = [
-                *(dist.P2POp(dist.isend, piece, group=self._group, group_peer=self._next) for piece in leaving),
-                *(dist.P2POp(dist.irecv, part, group=self._group, group_peer=self._previous) for part in parts),
-            ]
-            works = dist.batch_isend_irecv(operations) if operations else []
-            under_way.append(_Pair(works, arriving if reducing else [], parts))
-        while under_way:
-            under_way.popleft().finish()
-
-    def _cut(self, flat: Tensor) -> tuple[Schedule, tuple[Tensor, ...]]:
+    def _all_reduce(self, flat: Tensor) -> None:
         schedule = schedule_of(self._ranks, self._rank, flat.numel(), flat.element_size(), self._piece_bytes)
-        return schedule, flat.split_with_sizes(schedule.sizes)
+        exchanges = list(self._exchanges(flat, schedule))
+        ahead = min(_AHEAD, schedule.window)
+        for number, exchange in enumerate(exchanges):
+            if number >= ahead:
+                exchanges[number - ahead].finish()
+            self._start(exchange)
+        for exchange in exchanges[-ahead:]:
+            exchange.finish()
+        for exchange in exchanges:
+            exchange.finish_sending()
 
-    def _send(self, piece: Tensor) -> Any:
-        return self._gloo.send([piece], self._next, _TAG)
+    def _exchanges(self, flat: Tensor, schedule: Schedule) -> Iterator["_Exchange"]:
+        """All of them, before any: between two pieces there is no time to lose."""
+        pieces = flat.split_with_sizes(schedule.sizes)
+        landings = cycle(self._landings_for(flat, max(schedule.sizes)))
+        for step, (sent, received) in enumerate(zip(schedule.sent, schedule.received, strict=True)):
+            for leaving, arriving in zip_longest(sent, received):
+                exchange = _Exchange()
+                if leaving is not None:
+                    exchange.out = pieces[leaving]
+                if arriving is not None and step < self._ranks - 1:
+                    exchange.into = next(landings)[: schedule.sizes[arriving]]
+                    exchange.sum = pieces[arriving], exchange.into
+                elif arriving is not None:
+                    exchange.into = pieces[arriving]
+                yield exchange
 
-    def _receive(self, memory: Tensor) -> Any:
-        return self._gloo.recv([memory], self._previous, _TAG)
+    def _start(self, exchange: "_Exchange") -> None:
+        """On NCCL as one operation: alone, a send would wait for the peer's receive, and that for the peer's send.
 
-    def _landings(self, flat: Tensor, schedule: Schedule) -> tuple[Tensor, ...]:
+        On gloo the receive goes first: it sends the peer a notice, which would else queue behind the piece, and on a
+        slow link the peer would have to wait for it with nothing to send.
+        """
+        if self._gloo is not None:
+            if exchange.into is not None:
+                exchange.receiving = [self._gloo.recv([exchange.into], self._previous, _TAG)]
+            if exchange.out is not None:
+                exchange.sending = [self._gloo.send([exchange.out], self._next, _TAG)]
+            return
+        operations = []
+        if exchange.out is not None:
+            operations.append(dist.P2POp(dist.isend, exchange.out, group=self._group, group_peer=self._next))
+        if exchange.into is not None:
+            operations.append(dist.P2POp(dist.irecv, exchange.into, group=self._group, group_peer=self._previous))
+        exchange.receiving = dist.batch_isend_irecv(operations)
+
+    def _landings_for(self, flat: Tensor, elements: int) -> tuple[Tensor, ...]:
         """Kept from call to call, the largest that were needed."""
-        elements = max(schedule.sizes)
-        kept = self._kept.get(flat.dtype)
+        kept = self._landings.get(flat.dtype)
         if kept is None or len(kept[0]) < elements:
-            kept = self._kept[flat.dtype] = flat.new_empty((_AHEAD, elements)).unbind()
+            kept = self._landings[flat.dtype] = flat.new_empty((_AHEAD, elements)).unbind()
         return kept
 
     def _staging(self, flat: Tensor) -> Tensor:
@@ -163,19 +146,30 @@ class RingAllReduce:
         return kept[: len(flat)]
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """A piece sent and one received, as NCCL does them."""
+@dataclass(slots=True)
+class _Exchange:
+    """A piece sent to the next rank while one is received from the previous one; either may be missing.
 
-    works: Sequence[dist.Work]
-    added_to: Sequence[Tensor]
-    parts: Sequence[Tensor]
+    Its works live as long as it does: gloo's thread may still hold a finished one, and who drops it then waits for it.
+    """
+
+    out: Tensor | None = None
+    into: Tensor | None = None
+    sum: tuple[Tensor, Tensor] | None = None
+    """In the reduce-scatter: a piece, and what is added to it once it is here."""
+    receiving: Any = ()
+    sending: Any = ()
 
     def finish(self) -> None:
-        for work in self.works:
+        for work in self.receiving:
             work.wait()
-        for piece, part in zip(self.added_to, self.parts, strict=False):
-            piece.add_(part)
+        if self.sum is not None:
+            piece, arrived = self.sum
+            piece.add_(arrived)
+
+    def finish_sending(self) -> None:
+        for work in self.sending:
+            work.wait()
 
 
 def ring_hook(state: RingAllReduce, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
