@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 from time import perf_counter
 from typing import Protocol
 
@@ -61,15 +62,16 @@ class Times:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds per step over the middle fifth of the sampled steps: they sum to the median step, not to a hiccup."""
-        ordered = sorted(self.sampled, key=lambda spans: sum(seconds for _, _, seconds in spans))
+        """Seconds per step: the median of the sampled steps, shared out as in the fifth of them around it."""
+        ordered = sorted(self.sampled, key=_seconds)
         trimmed = max(2 * len(ordered) // 5, 1) if len(ordered) > 2 else 0
         middle = ordered[trimmed : len(ordered) - trimmed]
         totals: dict[str, float] = defaultdict(float)
         for spans in middle:
             for phase, _, seconds in spans:
-                totals[phase] += seconds / len(middle)
-        return {phase: totals[phase] for phase in PHASES if phase in totals}
+                totals[phase] += seconds
+        scale = median(map(_seconds, ordered)) / sum(totals.values()) if totals else 0.0
+        return {phase: totals[phase] * scale for phase in PHASES if phase in totals}
 
     def spans(self, rank: int) -> list[Span]:
         """The latest steps as a timeline of this rank."""
@@ -78,6 +80,10 @@ class Times:
             for step, marks in enumerate(list(self.sampled)[-TRACED_STEPS:])
             for phase, start, seconds in marks
         ]
+
+
+def _seconds(spans: list[tuple[str, float, float]]) -> float:
+    return sum(seconds for _, _, seconds in spans)
 
 
 class HostClock:
