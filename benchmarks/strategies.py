@@ -40,8 +40,6 @@ LEARNING_RATE = 5e-4
 
 def both(worker: Worker, name: str, batch: int, repeats: int, seconds: float) -> dict[str, float]:
     """Median seconds per step of our engine and of the hand-written loop."""
-    workload = resolve(name)
-    data = workload.data(DataRequest())
     steps = {"ours": _ours(worker, name, batch), "hand-written": _hand_written(worker, name, batch)}
     counts = {}
     for which, step in steps.items():
@@ -50,7 +48,6 @@ def both(worker: Worker, name: str, batch: int, repeats: int, seconds: float) ->
         slowest = torch.tensor(_timed(step, 2) / 2)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)  # both ranks must do the same number of steps
         counts[which] = max(2, round(seconds / float(slowest)))
-    del data
     times: dict[str, list[float]] = {which: [] for which in steps}
     for repeat in range(repeats):
         for which in list(steps) if repeat % 2 else list(reversed(steps)):
