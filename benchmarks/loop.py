@@ -40,6 +40,8 @@ from scalewise.workloads.workload import Workload
 
 Step = Callable[[], None]
 LEARNING_RATE = 5e-4
+LONG_STEP_SECONDS = 5.0
+"""One such step is warm-up enough."""
 
 
 def ours(workload: Workload, batch: int, device: torch.device) -> Step:
@@ -202,10 +204,12 @@ def measure(workload: str, batch: int, repeats: int, seconds: float, device: tor
 
     steps = {}
     for name in names:
-        ask(name, 5 if device.type == "cuda" else 2)
-        steps[name] = max(
-            1, round(seconds / (ask(name, 4 if device.type == "cuda" else 1) / (4 if device.type == "cuda" else 1)))
-        )
+        few = 4 if device.type == "cuda" else 1
+        a_step = ask(name, few) / few
+        if a_step < LONG_STEP_SECONDS:
+            ask(name, 2)
+            a_step = ask(name, few) / few
+        steps[name] = max(1, round(seconds / a_step))
     times: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(repeats):
         for name in names if repeat % 2 else reversed(names):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import pytest
 
@@ -11,24 +12,34 @@ import pytest
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from scalewise.session.placement import Placement
+from scalewise.session.served import ServedSession
 from scalewise.session.session import Session
-
-SessionOf = Callable[[int], Session]
-
+from scalewise.strategies.strategy import Strategy
+from scalewise.verbs.opening import open_session
 
 DEVICE_KIND = os.environ.get("SCALEWISE_TEST_DEVICE_KIND", "cpu")
 """On a machine with a GPU the same contract can be checked on 'cuda' and 'slice'."""
 
 
+class SessionOf(Protocol):
+    """An open session of so many ranks, with the servers that a strategy needs."""
+
+    def __call__(self, ranks: int, strategy: Strategy | None = None) -> Session: ...
+
+
 @pytest.fixture(scope="session")
 def session_of() -> Iterator[SessionOf]:
-    """`session_of(n)`: an open session of n ranks. Tests leave it as they found it, or broken: never half-way."""
-    opened: dict[int, Session] = {}
+    """Tests leave a session as they found it, or broken: never half-way."""
+    opened: dict[tuple[int, int, bool], Session | ServedSession] = {}
 
-    def session_with(ranks: int) -> Session:
-        if ranks not in opened or not opened[ranks].is_open:
-            opened[ranks] = Session(Placement(ranks, DEVICE_KIND)).__enter__()
-        return opened[ranks]
+    def session_with(ranks: int, strategy: Strategy | None = None) -> Any:
+        servers: int = getattr(strategy, "servers", 0)
+        key = ranks, servers, bool(servers) and not strategy.exact  # type: ignore[union-attr]
+        if key not in opened or not opened[key].is_open:
+            placement = Placement(ranks, DEVICE_KIND)
+            session = open_session(strategy, placement) if strategy and servers else Session(placement)
+            opened[key] = session.__enter__()  # type: ignore[assignment]
+        return opened[key]
 
     yield session_with
     for session in opened.values():

@@ -17,10 +17,13 @@ PACKAGE = Path(scalewise.__file__).parent
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"experiments"},
     {"verbs"},
     {"training", "session"},
     {"engines"},
-    {"step", "tracing"},
+    {"servers"},
+    {"step"},
+    {"tracing"},
     {"workloads"},
     {"data"},
     {"strategies"},
@@ -32,8 +35,8 @@ LAYERS = [
 ]
 """From the command line down; a module imports from its own part or from layers below its own."""
 WITHOUT_TORCH = [
-    "atomic", "collectives", "cli.app", "errors", "phases", "plan", "results", "spec", "strategies", "timeline",
-    "workloads.catalogue",
+    "atomic", "collectives", "cli.app", "errors", "experiments.registry", "phases", "plan", "results", "spec",
+    "strategies", "timeline", "workloads.catalogue",
 ]  # fmt: skip
 
 

@@ -17,12 +17,14 @@ from scalewise.strategies.strategy import Strategy
 from scalewise.training.loop import Outcome, train_on
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
+from scalewise.verbs.outcomes import bytes_per_step
 from tests.conftest import DEVICE_KIND, SessionOf
 
 RANKS = [1] if DEVICE_KIND == "cuda" else [1, 2, 3, 4]
 HERE = torch.device("cpu" if DEVICE_KIND == "cpu" else "cuda")
 
 EXACT = [name for name, kind in STRATEGIES.items() if kind().exact and name != "single"]
+SERVED = ["parameter-server:servers=2", "parameter-server-async:max_staleness=0"]
 SHAPES = {
     "batch divides": (24, 12),
     "batch does not divide": (25, 5),
@@ -41,7 +43,7 @@ def _train(
     request = Request(f"tests.tiny:{kind}", strategy, settings, DataRequest(samples=samples))
     if ranks == 0:
         return train_on(Place(0, 1, HERE), request, lambda _: None)
-    outcomes: list[Outcome] = sessions(ranks).run(train_task, request)
+    outcomes: list[Outcome] = sessions(ranks, strategy).run(train_task, request)
     return outcomes[0]
 
 
@@ -53,7 +55,7 @@ def _weights(path: Path) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("kind", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("strategy", EXACT)
+@pytest.mark.parametrize("strategy", [*EXACT, *SERVED])
 def test_weights_equal_single_device_training(
     strategy: str, ranks: int, kind: str, tolerance: float, shape: str, tmp_path: Path, session_of: SessionOf
 ) -> None:
@@ -64,7 +66,7 @@ def test_weights_equal_single_device_training(
     torch.testing.assert_close(_weights(spread), _weights(alone), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "ring"])
+@pytest.mark.parametrize("strategy", ["mirrored", "ring", "parameter-server"])
 @pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
 def test_accumulating_in_parts_changes_nothing(strategy: str, tmp_path: Path, session_of: SessionOf) -> None:
     alone, spread = tmp_path / "alone.safetensors", tmp_path / "spread.safetensors"
@@ -75,23 +77,30 @@ def test_accumulating_in_parts_changes_nothing(strategy: str, tmp_path: Path, se
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize(
-    "strategy", [*EXACT, "mirrored:bucket_MB=1", "mirrored:compress=fp16", "mirrored:compress=powersgd"]
+    "strategy",
+    [
+        *EXACT,
+        *SERVED,
+        "parameter-server:servers=3,piece_MB=0.5",
+        "parameter-server-async",
+        "mirrored:bucket_MB=1",
+        "mirrored:compress=fp16",
+        "mirrored:compress=powersgd",
+    ],
 )
 def test_planned_bytes_equal_the_kernels_count_and_phases_sum(strategy: str, ranks: int, session_of: SessionOf) -> None:
     chosen = strategy_of(strategy)
     workload = "synthetic:parameters=600000,flops=2000000"
     request = Request(workload, chosen, Settings(12, None, 12), DataRequest(samples=48))
-    outcomes: list[Outcome] = session_of(ranks).run(train_task, request)
-    first = outcomes[0]
-    assert first.footprint is not None
-    plan = chosen.plan(first.footprint, ranks, 12)
-    if ranks > 1:
-        assert first.traffic.steps >= 4
-        sent = sum(outcome.traffic.sent_bytes for outcome in outcomes) / first.traffic.steps
-        busiest = max(outcome.traffic.sent_bytes + outcome.traffic.received_bytes for outcome in outcomes)
-        assert sent == pytest.approx(plan.bytes_per_step, rel=0.01)
-        assert busiest / first.traffic.steps == pytest.approx(plan.busiest_bytes, rel=0.01)
+    session = session_of(ranks, chosen)
+    outcomes: list[Outcome] = session.run(train_task, request)
+    sent = bytes_per_step(request, session.placement, outcomes)
+    if DEVICE_KIND == "cuda":
+        assert not sent.traced
     else:
-        assert plan.bytes_per_step == 0
+        assert sent.traced == pytest.approx(sent.planned, rel=0.01)
+        plan = chosen.plan(outcomes[0].footprint, ranks, 12)  # type: ignore[arg-type]
+        assert sent.busiest == pytest.approx(plan.busiest_bytes, rel=0.01)
+    assert (sent.planned > 0) == (ranks > 1 or hasattr(chosen, "servers"))
     for outcome in outcomes:
         assert sum(outcome.phases.values()) == pytest.approx(median(outcome.step_seconds), rel=0.05)

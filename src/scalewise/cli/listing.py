@@ -10,15 +10,15 @@ import typer
 
 from scalewise.cli import options
 
-Kind = Literal["strategies", "workloads"]
+Kind = Literal["strategies", "workloads", "experiments"]
 
 
 def listing(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     json: options.Json = False,
 ) -> None:
-    """List the strategies or the built-in workloads, with their options."""
-    rows = {"strategies": _strategies, "workloads": _workloads}[kind]()
+    """List the strategies or the built-in workloads with their options, or the experiments."""
+    rows = {"strategies": _strategies, "workloads": _workloads, "experiments": _experiments}[kind]()
     if json:
         print(json_format.dumps({kind: rows}, indent=2))
         return
@@ -30,7 +30,8 @@ def listing(
         table.add_column(title, overflow="fold", no_wrap=title == "name")
     for row in rows:
         about = row["summary"] if row.get("exact", True) else f"{row['summary']} (not exact)"
-        shown = [f"{key}={row.get('choices', {}).get(key, value)}" for key, value in row["options"].items()]
+        options = row.get("options", {})
+        shown = [f"{key}={row.get('choices', {}).get(key, value)}" for key, value in options.items()]
         table.add_row(row["name"], about, ", ".join(shown) or "-")
     Console(highlight=False).print(table)
 
@@ -62,3 +63,9 @@ def _workloads() -> list[dict[str, Any]]:
         }
         for name, entry in CATALOGUE.items()
     ]
+
+
+def _experiments() -> list[dict[str, Any]]:
+    from scalewise.experiments.registry import EXPERIMENTS
+
+    return [{"name": name, "summary": experiment.summary} for name, experiment in EXPERIMENTS.items()]

@@ -47,6 +47,22 @@ def training_bar(batch: int) -> Iterator[Callable[[Report], None] | None]:
         yield told
 
 
+@contextmanager
+def telling(what: str) -> Iterator[Callable[[str], None]]:
+    """Lines about work under way: for people above a spinner, for a log file as they are."""
+    console = Console(stderr=True, highlight=False)
+    if not sys.stderr.isatty():
+        yield lambda line: console.print(line, markup=False)
+        return
+    with console.status(what) as status:
+
+        def tell(line: str) -> None:
+            console.print(line, style="dim", markup=False)
+            status.update(what)
+
+        yield tell
+
+
 def warn_of_oversubscription(devices: int, device_kind: str, cores_per_device: int) -> None:
     """Before ranks start, which takes long when there are many."""
     from scalewise.session.cores import allowed_cores

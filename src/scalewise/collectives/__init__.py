@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from scalewise.collectives import gloo, nccl
 from scalewise.collectives.send import Send, busiest_bytes, received_bytes, sent_bytes, total_bytes
 from scalewise.spec import unknown
 
-__all__ = ["BACKENDS", "Send", "busiest_bytes", "received_bytes", "sends", "sent_bytes", "total_bytes"]
+__all__ = [
+    "BACKENDS",
+    "Send",
+    "busiest_bytes",
+    "point_to_point",
+    "received_bytes",
+    "sends",
+    "sent_bytes",
+    "total_bytes",
+]
 
 BACKENDS: Mapping[str, Mapping[str, Callable[[int, int, int], tuple[Send, ...]]]] = {
     "gloo": {
@@ -50,3 +60,8 @@ def sends(backend: str, operation: str, ranks: int, bytes: int, root: int = 0, h
     if backend == "nccl" and operation == "all_reduce" and nccl.prefers_tree(ranks, bytes, hosts):
         return nccl.tree_all_reduce(ranks, bytes, hosts)
     return BACKENDS[backend][operation](ranks, bytes, root)
+
+
+def point_to_point(backend: str, source: int, target: int, bytes: int) -> tuple[Send, ...]:
+    """One message between two ranks, and nothing if it is empty."""
+    return tuple(replace(send, source=source, target=target) for send in sends(backend, "send", 2, bytes))

@@ -74,6 +74,9 @@ class RanksEngine:
         else:
             self.job.clock.lap("idle")
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def losses(self) -> Tensor:
         """Rank 0 knows them; the others learn them, so that all stop at a bad one."""
         known = torch.stack(self.seen).float() if self.seen else torch.zeros(self.steps)

@@ -36,7 +36,9 @@ class EagerEngine:
         self.network = network or model
         self.reduces = isinstance(network, DistributedDataParallel)
         self.scale = float(job.place.world) if averaged else 1.0
-        self.optimizer = make_optimizer(job.optimizer, model.parameters(), job.learning_rate)
+        self.optimizer: torch.optim.Optimizer | None = make_optimizer(
+            job.optimizer, model.parameters(), job.learning_rate
+        )
         self.pending: Iterator[tuple[Batch, float, bool]] = iter(())
         self.seen: list[Tensor] = []
         if self.reduces:
@@ -58,7 +60,7 @@ class EagerEngine:
         while not last:
             (inputs, targets), weight, last = next(self.pending)
             clock.lap("load")
-            with self._reducing(last), autocast(job.settings.precision, job.place.device):
+            with self._last_part(last), autocast(job.settings.precision, job.place.device):
                 outputs = self.network(inputs)
                 clock.lap("forward")
                 loss = job.workload.loss(outputs, targets)
@@ -72,9 +74,7 @@ class EagerEngine:
             else:
                 clock.lap("backward")
             total = loss.detach() if total is None else total + loss.detach()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        clock.lap("update")
+        self._update()
         self.seen.append(total)  # type: ignore[arg-type]
 
     def losses(self) -> Tensor:
@@ -82,7 +82,16 @@ class EagerEngine:
         self.seen = []
         return sum_losses(own, self.job.place.device)
 
-    def _reducing(self, last: bool) -> AbstractContextManager[None]:
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _update(self) -> None:
+        assert self.optimizer is not None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.job.clock.lap("update")
+
+    def _last_part(self, last: bool) -> AbstractContextManager[None]:
         """Gradients of all parts but the last stay on the rank."""
         if last or not isinstance(self.network, DistributedDataParallel):
             return nullcontext()

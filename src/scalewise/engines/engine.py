@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from scalewise.data.data import Data
 from scalewise.step.clock import Clock
@@ -24,6 +25,9 @@ class Place:
     device: torch.device
     gpus: int = 1
     """How many devices this one process drives: more than one only for torch.nn.DataParallel."""
+    store: Store | None = None
+    """Where ranks meet servers; None where there are none."""
+    timeout_seconds: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -75,4 +79,8 @@ class Engine(Protocol):
 
     def losses(self) -> Tensor:
         """The mean loss of each global batch since the last call, before its update. Waits for the device."""
+        ...
+
+    def close(self) -> None:
+        """No step follows."""
         ...

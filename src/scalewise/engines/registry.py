@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scalewise.engines import data_parallel, mirrored, ring, single
+from scalewise.engines import data_parallel, mirrored, parameter_server, ring, single
 from scalewise.engines.engine import Engine, Job
 
 ENGINES: dict[str, Callable[[Any, Job], Engine]] = {
@@ -13,5 +13,7 @@ ENGINES: dict[str, Callable[[Any, Job], Engine]] = {
     "data-parallel": data_parallel.build,
     "mirrored": mirrored.build,
     "ring": ring.build,
+    "parameter-server": parameter_server.build,
+    "parameter-server-async": parameter_server.build,
 }
 """Each is given its own strategy's dataclass."""

@@ -30,6 +30,26 @@ class BytesPerStep:
 
 
 @dataclass(frozen=True)
+class Staleness:
+    """Versions between a worker's pull and its update, of an asynchronous run."""
+
+    mean: float
+    max: int
+    histogram: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Pushes that are in the weights, and those that were answered with new ones, as the servers count them."""
+
+    applied: int
+    acknowledged: int
+    by_worker: dict[int, int]
+    seen_by_workers: int
+    """Answers that reached a worker which lived to tell."""
+
+
+@dataclass(frozen=True)
 class TrainResult(Printable):
     """The JSON document of `scalewise train`, with what is shown beside it."""
 
@@ -58,14 +78,22 @@ class TrainResult(Printable):
     execution: str
     load: str
     peak_memory_bytes: int | None
+    samples_per_second: float | None = None
+    """Of an asynchronous run, as are the next two: steps of workers overlap there."""
+    staleness: Staleness | None = None
+    updates: Updates | None = None
     notes: list[str] = field(default_factory=list)
     """What the reader must know to read the figures: oversubscribed devices, synthetic data, an interrupted run."""
     checkpoint: Path | None = None
     timeline: Timeline | None = None
+    curve: list[tuple[float, float, int]] = field(default_factory=list)
+    """(seconds since the start, training loss and samples of the step that then ended)."""
 
     def to_json(self) -> dict[str, Any]:
         document = asdict(self)
-        del document["timeline"]
+        del document["timeline"], document["curve"]
+        if self.staleness is None:
+            del document["staleness"], document["updates"], document["samples_per_second"]
         document["checkpoint"] = str(self.checkpoint) if self.checkpoint else None
         document["loss"] = None if math.isnan(self.loss) else self.loss
         if not self.step_seconds.n:
@@ -86,7 +114,8 @@ class TrainResult(Printable):
 
     def _facts(self) -> list[tuple[str, str]]:
         times = self.step_seconds
-        rate = f"{self.batch / times.median:,.0f} samples/s" if times.n else "-"
+        per_second = self.samples_per_second or (self.batch / times.median if times.n else None)
+        rate = f"{per_second:,.0f} samples/s" if per_second else "-"
         devices = f"{self.devices} {self.device_kind} device{'s' if self.devices > 1 else ''}"
         if self.hosts > 1:
             devices += f" on {self.hosts} hosts joined by {self.link}"
@@ -101,6 +130,8 @@ class TrainResult(Printable):
             ),
             ("step", f"{times.text}  {rate}"),
         ]
+        if self.staleness and self.updates:
+            facts += self._asynchronous_facts(self.staleness, self.updates)
         if self.epoch_seconds:
             middle = sorted(self.epoch_seconds)[len(self.epoch_seconds) // 2]
             facts.append(("epoch", f"{seconds_text(middle)}  (median of {len(self.epoch_seconds)}, warm-up included)"))
@@ -122,3 +153,11 @@ class TrainResult(Printable):
         if self.checkpoint:
             facts.append(("checkpoint", str(self.checkpoint)))
         return facts
+
+    def _asynchronous_facts(self, staleness: Staleness, updates: Updates) -> list[tuple[str, str]]:
+        shares = ", ".join(f"worker {worker} {count:,}" for worker, count in updates.by_worker.items())
+        seen = ", ".join(f"{versions}: {times:,}" for versions, times in list(staleness.histogram.items())[:8])
+        return [
+            ("updates", f"{updates.applied:,} applied, {updates.acknowledged:,} acknowledged ({shares})"),
+            ("staleness", f"{staleness.mean:.2f} versions on average, {staleness.max} at most ({seen})"),
+        ]

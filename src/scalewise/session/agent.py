@@ -33,9 +33,9 @@ class Agent:
         _silence_elastic()
         _start_forkserver()
         spec = WorkerSpec(
-            role="rank",
-            local_world_size=orders.placement.devices,
-            rdzv_handler=StoreRendezvous(store),
+            role=orders.crew.role,
+            local_world_size=orders.crew.count,
+            rdzv_handler=StoreRendezvous(store, orders.crew.name),
             entrypoint=live,
             args=(orders,),
             max_restarts=0,

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from scalewise.session.agent import Agent
+from scalewise.session.crew import Crew
 from scalewise.session.failure import SYMPTOMS, Failure, first_cause, from_exit, from_silence, to_exception
 from scalewise.session.rank import SHOW_STACK
 
@@ -25,10 +26,11 @@ _STACK_SECONDS = 0.3
 class Answers:
     """One task's answers as they come in."""
 
-    def __init__(self, agent: Agent, channels: Sequence[Connection], timeout_seconds: float) -> None:
+    def __init__(self, agent: Agent, channels: Sequence[Connection], timeout_seconds: float, crew: Crew) -> None:
         self._agent = agent
         self._channels = channels
         self._timeout_seconds = timeout_seconds
+        self._crew = crew
         self._results: dict[int, Any] = {}
         self._failures: list[Failure] = []
         self._gone: list[int] = []
@@ -83,17 +85,19 @@ class Answers:
 
     def _ended(self) -> list[Failure]:
         exits = self._agent.exits()
-        return [from_exit(rank, code) for rank, code in exits.items()] or [from_exit(rank, None) for rank in self._gone]
+        seen = [from_exit(rank, code, self._crew.who(rank)) for rank, code in exits.items()]
+        return seen or [from_exit(rank, None, self._crew.who(rank)) for rank in self._gone]
 
     def _overdue(self) -> list[Failure]:
         if self._gone:
-            return [from_exit(rank, None) for rank in self._gone]
+            return [from_exit(rank, None, self._crew.who(rank)) for rank in self._gone]
         silent = self._awaited()
         explained = any(failure.kind not in SYMPTOMS for failure in self._failures)
         waited_for = not self._failures or any(failure.kind == "timeout" for failure in self._failures)
         if explained or not waited_for or not silent:
             return []
-        return [from_silence(silent, self._timeout_seconds, "".join(map(self._stack, silent)))]
+        stacks, crew = "".join(map(self._stack, silent)), self._crew
+        return [from_silence(silent, self._timeout_seconds, stacks, crew.role, crew.first)]
 
     def _stack(self, rank: int) -> str:
         """Where a silent rank is: its signal handler writes that to the channel, as text, without the interpreter."""
@@ -101,4 +105,4 @@ class Answers:
         channel, stack = self._channels[rank], b""
         while wait([channel], _STACK_SECONDS) and (piece := os.read(channel.fileno(), 65536)):
             stack += piece
-        return f"rank {rank}:\n{stack.decode(errors='replace')}" if stack else ""
+        return f"{self._crew.who(rank)}:\n{stack.decode(errors='replace')}" if stack else ""

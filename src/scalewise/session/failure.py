@@ -57,8 +57,9 @@ class RankFailed(RunFailed):
         self.details = failure.details
 
 
-def from_exception(rank: int, error: BaseException) -> Failure:
-    """Called where the error is handled, on the rank itself."""
+def from_exception(rank: int, error: BaseException, who: str | None = None) -> Failure:
+    """Called where the error is handled, on the rank itself; `who` it is in words, if not 'rank N'."""
+    who = who or f"rank {rank}"
     kind = _kind_of(error)
     message = str(error).strip().partition("\n")[0]
     what = f"{type(error).__name__}: {message}" if message else type(error).__name__
@@ -67,23 +68,27 @@ def from_exception(rank: int, error: BaseException) -> Failure:
         return Failure(rank, kind, message, details)
     if kind == "oom":
         hint = "a smaller --batch, or --accumulate 2, needs less"
-        return Failure(rank, kind, f"rank {rank} ran out of memory: {what}; {hint}", details)
-    return Failure(rank, kind, f"rank {rank} failed{_where(error)}: {what}", details)
+        return Failure(rank, kind, f"{who} ran out of memory: {what}; {hint}", details)
+    return Failure(rank, kind, f"{who} failed{_where(error)}: {what}", details)
 
 
-def from_exit(rank: int, code: int | None) -> Failure:
+def from_exit(rank: int, code: int | None, who: str | None = None) -> Failure:
     """A rank whose process ended by itself; the code is negative for a signal, None if nobody saw it."""
+    who = who or f"rank {rank}"
     if code is None or code == 0:
-        return Failure(rank, "died", f"rank {rank} ended without an answer")
+        return Failure(rank, "died", f"{who} ended without an answer")
     if code > 0:
-        return Failure(rank, "died", f"rank {rank} exited with code {code}")
+        return Failure(rank, "died", f"{who} exited with code {code}")
     name = signal.strsignal(-code) or "unknown"
-    return Failure(rank, "died", f"rank {rank} was killed (signal {-code})", details=name)
+    return Failure(rank, "died", f"{who} was killed (signal {-code})", details=name)
 
 
-def from_silence(ranks: Sequence[int], timeout_seconds: float, details: str) -> Failure:
+def from_silence(
+    ranks: Sequence[int], timeout_seconds: float, details: str, role: str = "rank", first: int = 0
+) -> Failure:
     """Ranks that are alive and do not answer."""
-    names = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    numbers = ", ".join(str(first + rank) for rank in ranks)
+    names = f"{role} {numbers}" if len(ranks) == 1 else f"{role}s {numbers}"
     return Failure(ranks[0], "hang", f"{names} did not answer within {timeout_seconds:g} s", details)
 
 

@@ -25,6 +25,8 @@ class LocalWorker:
     gpus: int
     rank: int = 0
     world: int = 1
+    shared: None = None
+    timeout_seconds: float = 60.0
 
 
 class InProcess:

@@ -33,10 +33,13 @@ class Placement:
     """Cores, and threads, of one cpu rank. The same at every N, or a speed-up would compare different devices."""
     timeout_seconds: float = 60.0
     """How long ranks wait for each other before the run has failed."""
+    servers: int = 0
+    """Processes beside the ranks that hold parameters; on rehearsed hosts each has a host of its own."""
 
     def __post_init__(self) -> None:
         _within("devices", self.devices, 1, None)
         _within("hosts", self.hosts, 1, MOST_HOSTS)
+        _within("servers", self.servers, 0, MOST_HOSTS)
         _within("cores per device", self.cores_per_device, 1, None)
         if self.device_kind not in DEVICE_KINDS:
             raise unknown("device kind", self.device_kind, DEVICE_KINDS)
@@ -47,7 +50,12 @@ class Placement:
         self._check_slices()
 
     def _check_hosts(self) -> None:
-        if self.hosts == 1:
+        if self.link is not None and self.hosts + self.servers > MOST_HOSTS:
+            raise UserError(
+                f"{self.hosts} hosts and {self.servers} more for servers are too many to rehearse; valid: up to "
+                f"{MOST_HOSTS} in all"
+            )
+        if self.hosts == 1 and not self.servers:
             if self.link is not None:
                 raise UserError(f"link '{self.link}' joins rehearsed hosts; ask for 2 to {MOST_HOSTS} with --hosts")
             return

@@ -19,9 +19,10 @@ import torch.distributed as dist
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from scalewise.session import hosts, quota, script
+from scalewise.session.crew import Crew
 from scalewise.session.failure import from_exception
 from scalewise.session.placement import Placement
-from scalewise.session.worker import Worker, join
+from scalewise.session.worker import Worker, join, serve_from_host, take_device
 
 Result = TypeVar("Result")
 
@@ -34,6 +35,7 @@ class Orders:
     """What all ranks are told at birth."""
 
     placement: Placement
+    crew: Crew
     channels: tuple[Connection, ...]
     """Each rank's end of its pipe to the launcher. Inherited, not connected to: it works from any network namespace,
     has no name that could be left behind, and nobody else can speak on it."""
@@ -53,10 +55,11 @@ def live(orders: Orders) -> None:
     faulthandler.register(SHOW_STACK, file=channel.fileno(), all_threads=False)
     # The launcher's stdout is for its one answer; whatever a rank prints is a log.
     os.dup2(2, 1)
-    worker = _attempt(channel, rank, partial(_settle_in, orders, rank, channel))
+    who = orders.crew.who(rank)
+    worker = _attempt(channel, rank, who, partial(_settle_in, orders, rank, channel))
     channel.send_bytes(pickle.dumps(("result", None)))
     while (order := channel.recv_bytes()) != STOP:
-        channel.send_bytes(_attempt(channel, rank, partial(_do, worker, order)))
+        channel.send_bytes(_attempt(channel, rank, who, partial(_do, worker, order)))
     dist.destroy_process_group()
 
 
@@ -78,15 +81,19 @@ def die_with_launcher() -> None:
 
 def _settle_in(orders: Orders, rank: int, channel: Connection) -> Worker:
     os.environ.update(orders.environment)
-    host = orders.placement.host_of(rank)
+    placement, crew = orders.placement, orders.crew
+    number = crew.first + rank
+    os.environ["SCALEWISE_RANK"] = str(number)
+    host = placement.host_of(number) if crew.role != "server" else placement.hosts + number
     interface = "lo"
     if orders.hosts:
         hosts.enter(orders.hosts[host])
         interface = orders.hosts[host].interface
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
-    if rank in orders.quotas:
-        quota.join(orders.quotas[rank])
-    return join(orders.placement, host, lambda report: channel.send_bytes(pickle.dumps(("report", report))))
+    if crew.role != "server" and number in orders.quotas:
+        quota.join(orders.quotas[number])
+    device = take_device(placement, number, placement.devices) if crew.role != "server" else serve_from_host()
+    return join(placement, device, host, lambda told: channel.send_bytes(pickle.dumps(("report", told))), crew)
 
 
 def _do(worker: Worker, order: bytes) -> bytes:
@@ -101,7 +108,7 @@ def _do(worker: Worker, order: bytes) -> bytes:
     return answer
 
 
-def _attempt(channel: Connection, rank: int, work: Callable[[], Result]) -> Result:
+def _attempt(channel: Connection, rank: int, who: str, work: Callable[[], Result]) -> Result:
     """The work's result, or word of its failure to the launcher, which then ends all ranks.
 
     Until that happens this one keeps its connections: peers should wait, not fail of a broken one and hide the cause.
@@ -109,6 +116,6 @@ def _attempt(channel: Connection, rank: int, work: Callable[[], Result]) -> Resu
     try:
         return work()
     except BaseException as error:
-        channel.send_bytes(pickle.dumps(("failure", from_exception(rank, error))))
+        channel.send_bytes(pickle.dumps(("failure", from_exception(rank, error, who))))
         while True:
             signal.pause()

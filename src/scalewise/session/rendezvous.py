@@ -6,7 +6,7 @@ import socket
 from datetime import timedelta
 from uuid import uuid4
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 LOOPBACK = "127.0.0.1"
@@ -31,10 +31,11 @@ def open_store(address: str, timeout_seconds: float) -> TCPStore:
 
 
 class StoreRendezvous(RendezvousHandler):
-    """The one agent of a session has nobody to wait for: it hands out the store and the ranks share it."""
+    """An agent has no other to wait for: it hands out the store, which its ranks share and other crews may too."""
 
-    def __init__(self, store: TCPStore) -> None:
+    def __init__(self, store: TCPStore, crew: str) -> None:
         self._store = store
+        self._crew = crew
         self._run_id = uuid4().hex
 
     @property
@@ -42,7 +43,8 @@ class StoreRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(self._store.host, self._store.port))
+        own = PrefixStore(f"agent/{self._crew}", self._store)
+        return RendezvousInfo(own, 0, 1, RendezvousStoreInfo(self._store.host, self._store.port))
 
     def get_backend(self) -> str:
         return "scalewise"

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import pickle
-import shlex
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from multiprocessing import Pipe, util
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from scalewise.session import script
 from scalewise.session.agent import Agent
 from scalewise.session.answers import Answers, OnReport
+from scalewise.session.crew import Crew
 from scalewise.session.devices import settle
-from scalewise.session.hosts import Host, call_on, rehearse
-from scalewise.session.janitor import afterwards
+from scalewise.session.ground import START_SECONDS, Ground, prepare
 from scalewise.session.placement import Placement
-from scalewise.session.quota import quotas
 from scalewise.session.rank import STOP, Orders
-from scalewise.session.rendezvous import LOOPBACK, open_store
-from scalewise.session.slices import slices
 
-_START_SECONDS = 120.0
 _CLOSE_SECONDS = 5.0
 
 
@@ -39,8 +32,11 @@ class Session:
     is_main = True
     """This process is the one that prints; under torchrun all but one are not."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, ground: Ground | None = None, crew: Crew | None = None) -> None:
+        """Alone, it prepares its own ground for all ranks of the placement; else it is one crew of several."""
         self.placement = settle(placement)
+        self._ground = ground
+        self._crew = crew or Crew(self.placement.devices)
         self._held = ExitStack()
         self._channels: list[Connection] = []
         self._agent: Agent | None = None
@@ -49,12 +45,12 @@ class Session:
     def __enter__(self) -> Session:
         script.refuse_a_session()
         with ExitStack() as held, script.out_of_sight():
-            orders = self._prepare(held)
-            store = _open_store(orders.hosts)
-            self._agent = Agent(store, orders)
+            ground = self._ground or held.enter_context(prepare(self.placement))
+            orders = self._orders(held, ground)
+            self._agent = Agent(ground.store, orders)
             held.callback(self._end_ranks, self._agent)
-            opening = Answers(self._agent, self._channels, _START_SECONDS)
-            opening.expect(_START_SECONDS)
+            opening = Answers(self._agent, self._channels, START_SECONDS, self._crew)
+            opening.expect(START_SECONDS)
             opening.gather()
             # Only the rank itself still holds its end now, so that its death closes the channel.
             for channel in orders.channels:
@@ -77,7 +73,7 @@ class Session:
             for channel in self._channels:
                 with suppress(ConnectionError):  # a rank that died in the meantime: gathering finds out how
                     channel.send_bytes(order)
-            results = Answers(self._agent, self._channels, self.placement.timeout_seconds).gather(on_report)
+            results = Answers(self._agent, self._channels, self.placement.timeout_seconds, self._crew).gather(on_report)
         except BaseException:
             self.close()
             raise
@@ -88,6 +84,12 @@ class Session:
     def is_open(self) -> bool:
         return self._agent is not None
 
+    def abort(self) -> None:
+        """End every rank at once; a `run` under way in another thread then raises, and closes the session."""
+        agent = self._agent
+        if agent is not None:
+            agent.kill()
+
     def close(self) -> None:
         """End every rank and remove whatever was set up for them; does nothing the second time."""
         self._held.close()
@@ -97,20 +99,14 @@ class Session:
     ) -> None:
         self.close()
 
-    def _prepare(self, held: ExitStack) -> Orders:
-        placement = self.placement
-        # The forkserver's socket lives there; Python removes it at exit, but not when it is killed.
-        held.enter_context(afterwards(":", if_killed=f"rm -rf {shlex.quote(util.get_temp_dir())}"))
-        rehearsed = held.enter_context(rehearse(placement.hosts, placement.link)) if placement.link else []
-        groups = held.enter_context(quotas(placement.slow, placement.cores_per_device))
-        sliced = placement.device_kind == "slice"
-        environment = held.enter_context(slices(placement.devices, placement.slice_percent)) if sliced else {}
-        pipes = [Pipe() for _ in range(placement.devices)]
+    def _orders(self, held: ExitStack, ground: Ground) -> Orders:
+        pipes = [Pipe() for _ in range(self._crew.count)]
         for pipe in pipes:
             for end in pipe:
                 held.callback(end.close)
         self._channels = [ours for ours, _ in pipes]
-        return Orders(placement, tuple(theirs for _, theirs in pipes), tuple(rehearsed), groups, environment)
+        theirs = tuple(end for _, end in pipes)
+        return Orders(self.placement, self._crew, theirs, ground.hosts, ground.quotas, ground.environment)
 
     def _end_ranks(self, agent: Agent) -> None:
         self._agent = None
@@ -122,10 +118,3 @@ class Session:
             if agent.join(_CLOSE_SECONDS):
                 return
         agent.kill()
-
-
-def _open_store(hosts: tuple[Host, ...]) -> TCPStore:
-    if not hosts:
-        return open_store(LOOPBACK, _START_SECONDS)
-    first = hosts[0]
-    return call_on(first, lambda: open_store(first.address, _START_SECONDS))

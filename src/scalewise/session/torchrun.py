@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from scalewise.errors import UserError
 from scalewise.session.answers import OnReport
+from scalewise.session.crew import Crew
 from scalewise.session.placement import Placement
-from scalewise.session.worker import Worker, join
+from scalewise.session.worker import Worker, join, take_device
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -38,7 +39,10 @@ class TorchrunSession:
         self._worker: Worker | None = None
 
     def __enter__(self) -> TorchrunSession:
-        self._worker = join(self.placement, int(os.environ.get("GROUP_RANK", "0")), _unheard)
+        local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        device = take_device(self.placement, local_rank, local_world)
+        host = int(os.environ.get("GROUP_RANK", "0"))
+        self._worker = join(self.placement, device, host, _unheard, Crew(self.placement.devices))
         return self
 
     def run(self, task: Callable[..., Any], *args: Any, on_report: OnReport | None = None) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +14,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from scalewise.session.allocator import keep_freed_memory
 from scalewise.session.cores import allowed_cores, core_order, cores_of, pin
+from scalewise.session.crew import Crew
 from scalewise.session.placement import Placement
 
 # Ranks that start on a busy machine may be far apart: the placement's timeout counts once all are here.
 _JOIN_SECONDS = 120.0
+SHARED = "shared"
+"""Prefix of the keys that all crews see."""
 
 
 @dataclass(frozen=True)
@@ -33,32 +35,57 @@ class Worker:
     host: int
     """Number of the host that the rank lives on."""
     store: Store
-    """Shared by all ranks, for tasks that need more than collectives; clear of the process group's own keys."""
+    """Shared by the ranks of the group, for tasks that need more than collectives; clear of the group's own keys."""
+    shared: Store
+    """Shared by all crews of a session: where workers and servers meet."""
+    workers: int
+    """Devices that train, over all crews."""
+    timeout_seconds: float
+    """How long to wait for another rank before the run has failed."""
     report: Callable[[object], None]
     """Send anything picklable to the launcher while the task runs."""
     gpus: int = 1
     """Devices that this one process drives."""
 
 
-def join(placement: Placement, host: int, report: Callable[[object], None]) -> Worker:
-    """Take this process's device and join the others; who and where they are is in torchrun's environment variables."""
-    device = _take_device(placement, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
-    backend = "nccl" if placement.device_kind == "cuda" else "gloo"
+def join(
+    placement: Placement,
+    device: torch.device,
+    host: int,
+    report: Callable[[object], None],
+    crew: Crew,
+) -> Worker:
+    """Join the others of the crew; who and where they are is in torchrun's environment variables."""
+    backend = "nccl" if device.type == "cuda" and placement.device_kind == "cuda" else "gloo"
     store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_SECONDS)))
-    store.set(f"here/{rank}", "")
-    store.wait([f"here/{other}" for other in range(world)])
+    own = PrefixStore(crew.name, store)
+    own.set(f"here/{rank}", "")
+    own.wait([f"here/{other}" for other in range(world)])
     dist.init_process_group(
         backend,
-        store=PrefixStore("group", store),
+        store=PrefixStore("group", own),
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=placement.timeout_seconds),
         device_id=device if backend == "nccl" else None,
     )
-    return Worker(rank, world, device, backend, host, PrefixStore("tasks", store), report)
+    everybody = placement.servers if crew.role == "server" else placement.devices
+    return Worker(
+        crew.first + rank,
+        everybody,
+        device,
+        backend,
+        host,
+        PrefixStore("tasks", own),
+        PrefixStore(SHARED, _bottom(store)),
+        placement.devices,
+        placement.timeout_seconds,
+        report,
+    )
 
 
-def _take_device(placement: Placement, local_rank: int, local_world: int) -> torch.device:
+def take_device(placement: Placement, local_rank: int, local_world: int) -> torch.device:
+    """This process's own, of those of its machine."""
     if placement.device_kind == "cpu":
         keep_freed_memory()
         pin(cores_of(local_rank, placement.cores_per_device, core_order(allowed_cores())))
@@ -71,3 +98,17 @@ def _take_device(placement: Placement, local_rank: int, local_world: int) -> tor
     warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA context")
     torch.set_num_threads(max(1, len(allowed_cores()) // local_world))
     return device
+
+
+def serve_from_host() -> torch.device:
+    """A server has host memory and whatever core is free."""
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
+def _bottom(store: Store) -> Store:
+    """The store itself, without the prefixes that torch puts on the keys of each start."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store

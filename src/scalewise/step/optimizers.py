@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from scalewise.errors import UserError
 from scalewise.spec import unknown
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -16,8 +17,11 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "momentum": lambda parameters, **options: torch.optim.SGD(parameters, momentum=0.9, **options),
     "adagrad": torch.optim.Adagrad,
+    "adafactor": lambda parameters, fused, **options: torch.optim.Adafactor(parameters, **options),  # noqa: ARG005
 }
 CAPTURABLE = {"adam", "adamw"}
+ELEMENTWISE = {"adam", "adamw", "sgd", "momentum", "adagrad"}
+"""Those that treat every element alike, wherever a tensor is cut."""
 
 
 def make_optimizer(
@@ -30,3 +34,11 @@ def make_optimizer(
     if captured and name in CAPTURABLE:
         options["capturable"] = True
     return OPTIMIZERS[name](list(parameters), **options)
+
+
+def refuse_unless_elementwise(name: str, who: str) -> None:
+    """For strategies that update parts of tensors."""
+    if name in OPTIMIZERS and name not in ELEMENTWISE:
+        raise UserError(
+            f"{who} cut large tensors, and {name} looks at whole ones; valid: {', '.join(sorted(ELEMENTWISE))}"
+        )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from scalewise.collectives import sends
+from scalewise.collectives import point_to_point
 from scalewise.collectives.send import Send
 from scalewise.plan import Footprint, Plan, PlanBuilder
 from scalewise.strategies.shares import share_sizes
@@ -31,10 +31,10 @@ class DataParallel:
         model = sum(footprint.parameter_bytes)
 
         def to_each(bytes_for: dict[int, int]) -> list[Send]:
-            return [_one(backend, 0, rank, size) for rank, size in bytes_for.items()]
+            return [send for rank, size in bytes_for.items() for send in point_to_point(backend, 0, rank, size)]
 
         def from_each(bytes_for: dict[int, int]) -> list[Send]:
-            return [_one(backend, rank, 0, size) for rank, size in bytes_for.items()]
+            return [send for rank, size in bytes_for.items() for send in point_to_point(backend, rank, 0, size)]
 
         loaded = builder.compute("load", 0, batch)
         ends = builder.transfer(
@@ -58,7 +58,3 @@ class DataParallel:
         reduced = builder.transfer("reduce", from_each(dict.fromkeys(others, model)), ends)
         builder.compute("update", 0, batch, ends[0] + reduced.get(0, ()))
         return builder.plan()
-
-
-def _one(backend: Backend, source: int, target: int, size: int) -> Send:
-    return replace(sends(backend, "send", 2, size)[0], source=source, target=target)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from scalewise.spec import parse_spec, unknown
 from scalewise.strategies.data_parallel import DataParallel
 from scalewise.strategies.mirrored import Mirrored
+from scalewise.strategies.parameter_server import ParameterServer
+from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.ring import Ring
 from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy, with_options
@@ -14,6 +16,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "data-parallel": DataParallel,
     "mirrored": Mirrored,
     "ring": Ring,
+    "parameter-server": ParameterServer,
+    "parameter-server-async": ParameterServerAsync,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
@@ -12,6 +13,8 @@ from scalewise.plan import Footprint, Plan
 from scalewise.spec import unknown
 
 Backend = Literal["gloo", "nccl"]
+AT_LEAST = "at least"
+"""Key of a field's metadata: the least value of an option that need not be above 0."""
 
 
 class Strategy(Protocol):
@@ -34,14 +37,14 @@ Kind = TypeVar("Kind")
 def with_options(kind: type[Kind], name: str, texts: Mapping[str, str]) -> Kind:
     """Build `kind` from options written as text, each read as its field's type says."""
     hints = get_type_hints(kind)
-    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, text in texts.items():
         if not fields:
             raise UserError(f"'{name}' takes no options, got '{key}'")
         if key not in fields:
             raise unknown(f"option of {name}", key, fields)
-        values[key] = _read(f"option '{key}' of {name}", text, fields[key])
+        values[key] = _read(f"option '{key}' of {name}", text, hints[key], fields[key].metadata.get(AT_LEAST))
     return kind(**values)
 
 
@@ -60,7 +63,7 @@ def options_of(strategy: Strategy) -> dict[str, Any]:
     return dataclasses.asdict(strategy)  # type: ignore[call-overload,no-any-return]
 
 
-def _read(what: str, text: str, hint: Any) -> Any:
+def _read(what: str, text: str, hint: Any, least: float | None) -> Any:
     if NoneType in get_args(hint):
         [hint] = [each for each in get_args(hint) if each is not NoneType]
     if get_origin(hint) is Literal:
@@ -72,6 +75,6 @@ def _read(what: str, text: str, hint: Any) -> Any:
         value = hint(text)
     except ValueError:
         raise UserError(f"{what} is '{text}'; it must be {'a whole number' if hint is int else 'a number'}") from None
-    if value <= 0:
-        raise UserError(f"{what} is {text}; it must be above 0")
+    if not math.isfinite(value) or (value <= 0 if least is None else value < least):
+        raise UserError(f"{what} is {text}; it must be {'above 0' if least is None else f'{least} or more'}")
     return value

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from scalewise.tracing import sockets
 
@@ -21,8 +21,24 @@ class StepTraffic:
     sent_bytes: int = 0
     received_bytes: int = 0
     steps: int = 0
+    servers: Mapping[sockets.Address, int] = field(default_factory=dict)
+    """Which server is at the far end of a connection."""
+    by_server: dict[int, sockets.Flow] = field(default_factory=dict)
     before: sockets.Counters | None = None
     barriers: sockets.Traffic | None = None
+
+    @property
+    def sent_per_step(self) -> float:
+        return self.sent_bytes / self.steps
+
+    @property
+    def received_per_step(self) -> float:
+        return self.received_bytes / self.steps
+
+    def with_server_per_step(self, server: int) -> tuple[float, float]:
+        """Sent to it, and received from it."""
+        flow = self.by_server[server]
+        return flow.sent_bytes / self.steps, flow.received_bytes / self.steps
 
     def start(self, barrier: Barrier) -> None:
         barrier()
@@ -44,4 +60,18 @@ class StepTraffic:
         self.sent_bytes += traffic.sent_bytes - self.barriers.sent_bytes
         self.received_bytes += traffic.received_bytes - self.barriers.received_bytes
         self.steps += steps
+        self._share_out(traffic)
         self.before = None
+
+    def add_lines(self, traffic: sockets.Traffic, steps: int) -> None:
+        """What crossed the lines to servers in `steps`, without a barrier: nobody else uses them."""
+        self._share_out(traffic)
+        self.sent_bytes += sum(flow.sent_bytes for flow in self.by_server.values())
+        self.received_bytes += sum(flow.received_bytes for flow in self.by_server.values())
+        self.steps += steps
+
+    def _share_out(self, traffic: sockets.Traffic) -> None:
+        for peer, flow in traffic.by_peer.items():
+            if peer in self.servers:
+                number = self.servers[peer]
+                self.by_server[number] = self.by_server.get(number, sockets.Flow(0, 0)) + flow

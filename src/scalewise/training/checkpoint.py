@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from scalewise.atomic import write_atomically
 from scalewise.errors import UserError
+from scalewise.step.settings import Settings
+from scalewise.workloads.workload import Workload
 
 SCHEMA = 1
 
@@ -41,6 +43,20 @@ class Progress:
         return None
 
 
+def progress_of(workload: Workload, samples: int, settings: Settings, steps_done: int) -> Progress:
+    return Progress(
+        workload=workload.name,
+        samples=samples,
+        batch=settings.batch,
+        optimizer=settings.optimizer or workload.optimizer,
+        learning_rate=settings.learning_rate or workload.learning_rate,
+        seed=settings.seed,
+        accumulate=settings.accumulate,
+        precision=settings.precision,
+        steps_done=steps_done,
+    )
+
+
 def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
     """Atomic: the file is the old one or the new one, whatever happens meanwhile."""
     tensors: dict[str, Tensor] = {f"model/{name}": tensor for name, tensor in _unshared(model).items()}
@@ -65,6 +81,30 @@ def load_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, expected: Progress
 ) -> Progress:
     """Put the state of `path` into model, optimizer and generators; a UserError if it is another run's or damaged."""
+    progress, tensors, scalars = _read(path, expected)
+    try:
+        model.load_state_dict(_part(tensors, "model/"), strict=not _tied(model))
+    except RuntimeError as error:
+        raise UserError(f"checkpoint {path} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
+    if optimizer is not None:
+        for name, parameter in model.named_parameters():
+            if state := _part(tensors, f"optimizer/{name}/") | _part(scalars, f"{name}/"):
+                optimizer.state[parameter] = {
+                    key: _like(value, key, parameter, optimizer) if isinstance(value, Tensor) else value
+                    for key, value in state.items()
+                }
+    torch.set_rng_state(tensors["random/cpu"])
+    if "random/cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random/cuda"])
+    return progress
+
+
+def steps_done_in(path: Path, expected: Progress) -> int:
+    """How far the run is whose checkpoint this is."""
+    return _read(path, expected)[0].steps_done
+
+
+def _read(path: Path, expected: Progress) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -85,21 +125,7 @@ def load_checkpoint(
         ) from error
     if difference := progress.mismatch(expected):
         raise UserError(f"checkpoint {path} is of another run: {difference}")
-    try:
-        model.load_state_dict(_part(tensors, "model/"), strict=not _tied(model))
-    except RuntimeError as error:
-        raise UserError(f"checkpoint {path} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
-    if optimizer is not None:
-        for name, parameter in model.named_parameters():
-            if state := _part(tensors, f"optimizer/{name}/") | _part(scalars, f"{name}/"):
-                optimizer.state[parameter] = {
-                    key: _like(value, key, parameter, optimizer) if isinstance(value, Tensor) else value
-                    for key, value in state.items()
-                }
-    torch.set_rng_state(tensors["random/cpu"])
-    if "random/cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["random/cuda"])
-    return progress
+    return progress, tensors, scalars
 
 
 def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:

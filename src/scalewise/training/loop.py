@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalewise.engines.engine import Engine, Job, Place
+from scalewise.engines.parameter_server import ServedEngine
 from scalewise.engines.registry import ENGINES
 from scalewise.errors import RunFailed, UserError
 from scalewise.plan import Footprint
@@ -22,7 +23,7 @@ from scalewise.step.shards import epoch_order
 from scalewise.timeline import Span
 from scalewise.tracing import sockets
 from scalewise.tracing.steps import StepTraffic
-from scalewise.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from scalewise.training.checkpoint import Progress, load_checkpoint, progress_of, save_checkpoint
 from scalewise.training.evaluate import accuracy_of
 from scalewise.training.interrupt import Interrupt
 from scalewise.training.request import Request
@@ -41,6 +42,18 @@ class Report:
     loss: float | None = None
 
 
+@dataclass(frozen=True)
+class Update:
+    """One update by one asynchronous worker; moments are of the machine's monotonic clock."""
+
+    ticket: int
+    epoch: int
+    samples: int
+    loss: float
+    started: float
+    ended: float
+
+
 @dataclass
 class Outcome:
     """What one rank brings back."""
@@ -52,9 +65,13 @@ class Outcome:
     load: str
     steps: int
     loss: float = math.nan
+    losses: list[float] = field(default_factory=list)
+    """Of every step, before its update."""
     accuracy: float | None = None
     epoch_seconds: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
+    """After the warm-up."""
+    all_seconds: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     peak_memory_bytes: int | None = None
@@ -62,6 +79,9 @@ class Outcome:
     footprint: Footprint | None = None
     interrupted: bool = False
     resumed_at: int = 0
+    updates: list[Update] = field(default_factory=list)
+    """Of an asynchronous worker, as is the next."""
+    acknowledged: int = 0
 
 
 def train_on(place: Place, request: Request, report: Callable[[Report], None], *, evaluate: bool = True) -> Outcome:
@@ -82,7 +102,8 @@ def train_on(place: Place, request: Request, report: Callable[[Report], None], *
         times.warm_up = run.warm_up
         outcome = run.outcome
         run.go()
-    outcome.step_seconds = times.step_seconds
+        engine.close()
+    outcome.step_seconds, outcome.all_seconds = times.step_seconds, times.all_seconds
     outcome.epoch_seconds = run.epoch_seconds(times)
     outcome.phases = times.phases
     outcome.spans = times.spans(place.rank)
@@ -119,6 +140,8 @@ class _Run:
             load=engine.feed.kind if engine.feed else "",
             steps=0,
         )
+        if isinstance(engine, ServedEngine):
+            self.outcome.traffic.servers = engine.client.addresses
         if job.settings.resume and job.settings.checkpoint:
             self.done = load_checkpoint(
                 job.settings.checkpoint, engine.model, engine.optimizer, self._progress()
@@ -203,7 +226,7 @@ class _Run:
 
     def _traced(self, batches: list[Tensor]) -> tuple[int, int]:
         """The first and last step whose bytes are counted: after the warm-up, before a save, whole batches only."""
-        if self.job.place.world == 1 or dist.get_backend() != "gloo" or not sockets.available():
+        if not dist.is_initialized() or dist.get_backend() != "gloo" or not sockets.available():
             return -1, -1
         first = max(0, self.warm_up - (self.done - self.first))
         last = len(batches) - 1 - (len(batches[-1]) < self.job.settings.batch)
@@ -221,7 +244,8 @@ class _Run:
                 f"the loss became {float(losses[bad[0]])} at step {step}; a lower --learning-rate than "
                 f"{self.job.learning_rate:g} may help"
             )
-        self.outcome.loss = float(losses[-1])
+        self.outcome.losses += losses.tolist()
+        self.outcome.loss = self.outcome.losses[-1]
 
     def _save(self) -> None:
         path, optimizer = self.job.settings.checkpoint, self.engine.optimizer
@@ -229,15 +253,4 @@ class _Run:
             save_checkpoint(path, self.engine.model, optimizer, self._progress())
 
     def _progress(self) -> Progress:
-        settings = self.job.settings
-        return Progress(
-            workload=self.job.workload.name,
-            samples=len(self.job.data),
-            batch=settings.batch,
-            optimizer=self.job.optimizer,
-            learning_rate=self.job.learning_rate,
-            seed=settings.seed,
-            accumulate=settings.accumulate,
-            precision=settings.precision,
-            steps_done=self.done,
-        )
+        return progress_of(self.job.workload, len(self.job.data), self.job.settings, self.done)

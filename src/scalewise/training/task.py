@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from scalewise.engines.engine import Place
+from scalewise.strategies.parameter_server_async import ParameterServerAsync
+from scalewise.training.asynchronous import train_asynchronously
 from scalewise.training.loop import Outcome, Report, train_on
 from scalewise.training.request import Request
 
@@ -22,8 +25,16 @@ class Rank(Protocol):
     def device(self) -> torch.device: ...
     @property
     def gpus(self) -> int: ...
+    @property
+    def shared(self) -> Store | None: ...
+    @property
+    def timeout_seconds(self) -> float: ...
     def report(self, told: Report, /) -> None: ...
 
 
 def train_task(worker: Rank, request: Request) -> Outcome:
-    return train_on(Place(worker.rank, worker.world, worker.device, worker.gpus), request, worker.report)
+    place = Place(worker.rank, worker.world, worker.device, worker.gpus, worker.shared, worker.timeout_seconds)
+    strategy = request.strategy
+    if isinstance(strategy, ParameterServerAsync) and not strategy.exact:
+        return train_asynchronously(place, request, strategy, worker.report)
+    return train_on(place, request, worker.report)

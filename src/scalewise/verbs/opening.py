@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from scalewise.errors import UserError
 from scalewise.session.inprocess import InProcess
 from scalewise.session.placement import Placement
+from scalewise.session.served import ServedSession
 from scalewise.session.session import Session
 from scalewise.session.torchrun import TorchrunSession, under_torchrun
 from scalewise.strategies.data_parallel import DataParallel
+from scalewise.strategies.parameter_server import ParameterServer
+from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.registry import STRATEGIES
 from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy
+from scalewise.training.serving import serve_task
+
+AnySession = Session | TorchrunSession | InProcess | ServedSession
 
 
-def open_session(strategy: Strategy, placement: Placement) -> Session | TorchrunSession | InProcess:
+def open_session(strategy: Strategy, placement: Placement) -> AnySession:
     """One device, and torch's own DataParallel, need no other process; torchrun has started its own already."""
+    if isinstance(strategy, (ParameterServer, ParameterServerAsync)):
+        return _with_servers(strategy, placement)
     if isinstance(strategy, Single):
         if placement.devices != 1 or placement.slow:
             several = ", ".join(name for name in STRATEGIES if name != "single")
@@ -34,3 +44,15 @@ def open_session(strategy: Strategy, placement: Placement) -> Session | Torchrun
             )
         return InProcess(placement)
     return TorchrunSession(placement) if under_torchrun() else Session(placement)
+
+
+def _with_servers(strategy: ParameterServer | ParameterServerAsync, placement: Placement) -> ServedSession:
+    if under_torchrun():
+        raise UserError(
+            f"{strategy.name} starts servers beside its workers and cannot under torchrun; use mirrored, or leave "
+            "torchrun out"
+        )
+    placement = replace(placement, servers=strategy.servers)
+    if isinstance(strategy, ParameterServerAsync) and not strategy.exact:
+        return ServedSession(placement, serve_task, independent=True, replacements=strategy.replacements)
+    return ServedSession(placement, serve_task)

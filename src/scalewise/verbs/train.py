@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from scalewise.atomic import check_writable
 from scalewise.data.data import DataRequest
 from scalewise.errors import RunFailed, UserError
 from scalewise.results.statistics import interval_of
-from scalewise.results.train import BytesPerStep, TrainResult
-from scalewise.results.units import seconds_text
-from scalewise.session.cores import allowed_cores
+from scalewise.results.train import TrainResult
+from scalewise.servers.server import Served
 from scalewise.session.placement import Placement
+from scalewise.session.served import ServedSession
 from scalewise.session.torchrun import under_torchrun
 from scalewise.step.settings import Execution, Precision, Settings
 from scalewise.strategies.registry import strategy_of
-from scalewise.strategies.strategy import Backend, options_of
-from scalewise.timeline import Timeline
+from scalewise.strategies.strategy import options_of
 from scalewise.training.loop import Outcome, Report
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
+from scalewise.verbs import asynchronous
 from scalewise.verbs.opening import open_session
+from scalewise.verbs.outcomes import bytes_per_step, curve_of, notes_on, pace_of, slowest, timeline_of
 from scalewise.workloads.workload import Workload
 
 DEFAULT_BATCH = 20
@@ -94,12 +95,12 @@ def train(
     placement = Placement(
         devices, device_kind, hosts, link, slow or {}, slice_percent, cores_per_device, timeout_seconds
     )
-    placement, outcomes = _run(request, placement, on_report)
-    result = _result(request, placement, outcomes)
+    run = _run(request, placement, on_report)
+    result = _result(request, run)
     if trace and result.timeline:
         result.timeline.write_chrome_trace(Path(trace))
-    if outcomes[0].interrupted:
-        raise RunFailed(_interrupted(settings, outcomes[0]))
+    if run.outcomes[0].interrupted:
+        raise RunFailed(_interrupted(settings, run.outcomes[0]))
     return result
 
 
@@ -119,14 +120,23 @@ def global_batch(batch: int | None, batch_per_device: int | None, devices: int) 
     return DEFAULT_BATCH if batch is None else batch
 
 
-def _run(
-    request: Request, placement: Placement, on_report: Callable[[Report], None] | None
-) -> tuple[Placement, list[Outcome]]:
-    """The placement as it was settled, and what each rank brought back."""
-    told = (lambda rank, report: on_report(report) if rank == 0 else None) if on_report else None
+@dataclass(frozen=True)
+class _Finished:
+    """A run that is over: where it ran, and what its processes brought back."""
+
+    placement: Placement
+    outcomes: list[Outcome]
+    served: list[Served]
+    lost: list[str]
+
+
+def _run(request: Request, placement: Placement, on_report: Callable[[Report], None] | None) -> _Finished:
+    told = _furthest(on_report) if on_report else None
     try:
         with open_session(request.strategy, placement) as session:
-            return session.placement, session.run(train_task, request, on_report=told)
+            outcomes = session.run(train_task, request, on_report=told)
+            served, lost = (session.served, session.lost) if isinstance(session, ServedSession) else ([], [])
+            return _Finished(session.placement, outcomes, served, lost)
     except KeyboardInterrupt:
         saved = request.settings.checkpoint
         if saved and saved.exists():
@@ -134,10 +144,26 @@ def _run(
         raise
 
 
-def _result(request: Request, placement: Placement, outcomes: list[Outcome]) -> TrainResult:
-    first, settings = outcomes[0], request.settings
-    epoch_seconds = _slowest([outcome.epoch_seconds for outcome in outcomes])
-    pace = _pace([outcome.phases for outcome in outcomes])
+def _furthest(on_report: Callable[[Report], None]) -> Callable[[int, Report], None]:
+    """Of all that ranks tell, what is news."""
+    steps_done = 0
+
+    def told(rank: int, report: Report) -> None:
+        nonlocal steps_done
+        if report.steps_done > steps_done or (rank == 0 and report.steps_done == steps_done):
+            steps_done = report.steps_done
+            on_report(report)
+
+    return told
+
+
+def _result(request: Request, run: _Finished) -> TrainResult:
+    outcomes, placement, settings = run.outcomes, run.placement, request.settings
+    first = outcomes[0]
+    pace = pace_of([outcome.phases for outcome in outcomes])
+    alone = bool(first.updates)
+    epochs = asynchronous.epoch_seconds(outcomes) if alone else slowest([each.epoch_seconds for each in outcomes])
+    seconds = asynchronous.step_seconds(outcomes) if alone else slowest([each.step_seconds for each in outcomes])
     return TrainResult(
         workload=request.workload if isinstance(request.workload, str) else request.workload.name,
         data=first.source,
@@ -150,90 +176,27 @@ def _result(request: Request, placement: Placement, outcomes: list[Outcome]) -> 
         batch=settings.batch,
         batch_per_device=-(-settings.batch // placement.devices),
         precision=settings.precision,
-        steps=first.steps,
-        epochs=len(epoch_seconds),
-        epoch_seconds=epoch_seconds,
-        step_seconds=interval_of(_slowest([outcome.step_seconds for outcome in outcomes])),
-        loss=first.loss,
-        accuracy=first.accuracy,
+        steps=sum(outcome.steps for outcome in outcomes) if alone else first.steps,
+        epochs=len(epochs),
+        epoch_seconds=epochs,
+        step_seconds=interval_of(seconds),
+        samples_per_second=asynchronous.samples_per_second(outcomes) if alone else None,
+        loss=asynchronous.last_loss(outcomes, placement.devices) if alone else first.loss,
+        accuracy=next((outcome.accuracy for outcome in outcomes if outcome.accuracy is not None), None),
         phases=outcomes[pace].phases,
         phases_rank=pace,
-        bytes_per_step=_bytes(request, placement, outcomes),
+        bytes_per_step=bytes_per_step(request, placement, outcomes),
         parameters=first.parameters,
         execution=first.execution,
-        load=first.load,
+        load=next((outcome.load for outcome in outcomes if outcome.load), ""),
         peak_memory_bytes=max((outcome.peak_memory_bytes or 0 for outcome in outcomes), default=0) or None,
-        notes=_notes(request, placement, outcomes),
+        staleness=asynchronous.staleness(run.served) if alone else None,
+        updates=asynchronous.updates(run.served, outcomes) if alone else None,
+        notes=notes_on(request, placement, outcomes) + [f"{sentence}; the others went on" for sentence in run.lost],
         checkpoint=settings.checkpoint,
-        timeline=_timeline(outcomes),
+        timeline=timeline_of(outcomes),
+        curve=asynchronous.curve(outcomes) if alone else curve_of(first, settings.batch),
     )
-
-
-def _timeline(outcomes: list[Outcome]) -> Timeline:
-    """All ranks' spans, counted from the first one's start."""
-    spans = [span for outcome in outcomes for span in outcome.spans]
-    origin = min((span.start for span in spans), default=0.0)
-    return Timeline(tuple(replace(span, start=span.start - origin) for span in spans))
-
-
-def _slowest(ranks: list[list[float]]) -> list[float]:
-    """A step, or an epoch, takes as long as it takes the slowest rank."""
-    return [max(seconds) for seconds in zip(*ranks, strict=False)]
-
-
-def _pace(ranks: list[dict[str, float]]) -> int:
-    """The rank that sets the pace: the first, which leads where one leads, unless another takes longer."""
-    totals = [sum(phases.values()) for phases in ranks]
-    return 0 if totals[0] >= 0.95 * max(totals) else totals.index(max(totals))
-
-
-def _bytes(request: Request, placement: Placement, outcomes: list[Outcome]) -> BytesPerStep:
-    backend: Backend = "nccl" if placement.device_kind == "cuda" else "gloo"
-    footprint = outcomes[0].footprint
-    assert footprint is not None
-    plan = request.strategy.plan(footprint, placement.devices, request.settings.batch, backend)
-    steps = outcomes[0].traffic.steps
-    if placement.devices == 1:
-        return BytesPerStep(plan.bytes_per_step, 0, plan.busiest_bytes)
-    if backend == "nccl" or not steps:
-        return BytesPerStep(plan.bytes_per_step, None, plan.busiest_bytes)
-    sent = sum(outcome.traffic.sent_bytes for outcome in outcomes)
-    busiest = max(outcome.traffic.sent_bytes + outcome.traffic.received_bytes for outcome in outcomes)
-    return BytesPerStep(plan.bytes_per_step, round(sent / steps), round(busiest / steps))
-
-
-def _notes(request: Request, placement: Placement, outcomes: list[Outcome]) -> list[str]:
-    outcome = outcomes[0]
-    notes = []
-    if outcome.resumed_at:
-        notes.append(f"resumed at step {outcome.resumed_at}, now at {outcome.resumed_at + outcome.steps}")
-    if outcome.source.startswith("synthetic"):
-        notes.append(f"trained on {outcome.source}; fetch the study's recordings with: scalewise data speech")
-    if not request.strategy.exact:
-        notes.append(f"{request.strategy.name} with these options is not exact: its weights differ from one device's")
-    cores = len(allowed_cores())
-    if placement.oversubscribed and not under_torchrun():  # whose ranks each know their own cores only
-        notes.append(
-            f"oversubscribed: {placement.devices} cpu devices share {cores} core{'s' if cores > 1 else ''}, so its "
-            "times say little about real devices"
-        )
-    for rank, share in placement.slow.items():
-        notes.append(f"rank {rank} was slowed down to {share:.0%} of its core")
-    return notes + _straggler(outcomes)
-
-
-def _straggler(outcomes: list[Outcome]) -> list[str]:
-    """A rank that computes much longer than another: the others wait for it in `reduce`, as for a slow network."""
-    working = [
-        sum(outcome.phases.get(phase, 0.0) for phase in ("forward", "backward", "update")) for outcome in outcomes
-    ]
-    slow, fast = max(working), min(working)
-    if len(outcomes) == 1 or fast == 0 or slow < 1.3 * fast:
-        return []
-    return [
-        f"rank {working.index(slow)} computes {slow / fast:.1f} times as long as rank {working.index(fast)} "
-        f"({seconds_text(slow)} against {seconds_text(fast)} per step): the others wait for it, beside the network"
-    ]
 
 
 def _interrupted(settings: Settings, outcome: Outcome) -> str:

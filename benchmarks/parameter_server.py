@@ -1,0 +1,253 @@
+"""A pull and a push of 48 MB beside two raw transfers and beside torch's RPC; servers and the ring on a slow network.
+
+    python benchmarks/parameter_server.py                      # one worker and one server, on loopback
+    python benchmarks/parameter_server.py --link 200mbit       # 1 to 4 workers on rehearsed hosts of their own
+    python benchmarks/parameter_server.py --link 200mbit --figure servers-and-ring.png
+
+On loopback the three take turns, exchange by exchange, between the same two processes. An exchange of ours is what a
+training step does: every piece of the gradients pushed, applied by the server (plain SGD) and pulled back as weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from statistics import median
+from threading import Thread
+from time import perf_counter
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+import scalewise
+from scalewise.results.units import seconds_text
+from scalewise.servers.client import Client
+from scalewise.servers.line import Line
+from scalewise.servers.server import Server
+from scalewise.session.hardware import cpu_name
+from scalewise.session.hosts import parse_link
+from scalewise.session.placement import Placement
+from scalewise.session.served import ServedSession
+from scalewise.session.worker import Worker
+from scalewise.strategies.pieces import pieces_of
+
+BYTES = 48 * 2**20
+MOST_TIMES_RAW = 1.25
+WARM_UP = 3
+PIECE_MB = 4.0
+LINEAR_BYTES = 48_408_880
+
+
+def loopback(repeats: int) -> dict[str, list[float]]:
+    """Seconds of every exchange, by kind."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ServedSession(Placement(1, "cpu", servers=1), serve) as session,
+    ):
+        [seconds] = session.run(work, repeats, str(Path(folder) / "rpc"))
+    return seconds  # type: ignore[no-any-return]
+
+
+def serve(worker: Worker, repeats: int, meeting: str) -> None:
+    """The far end of all three."""
+    flat = torch.zeros(BYTES // 4)
+    Held.weights = flat.clone()
+    raw = Thread(target=echo, args=(worker.shared, WARM_UP + repeats))
+    raw.start()
+    with rpc_between("server", 1, meeting):
+        Server(
+            0,
+            pieces_of(flat.numel(), 4, 1, PIECE_MB),
+            flat,
+            lambda parameters: torch.optim.SGD(parameters, 0.01, fused=True),
+            max_staleness=0,
+            workers=1,
+        ).serve(worker.shared)
+    raw.join()
+
+
+def echo(store: Store, times: int) -> None:
+    """Take in as much as is sent back: two raw transfers, one after the other."""
+    weights, landing = torch.zeros(BYTES // 4), torch.empty(BYTES // 4)
+    line = Line(store, "raw", "server", 600)
+    for _ in range(times):
+        line.receive(landing).wait()
+        line.send(weights).wait()
+
+
+def work(worker: Worker, repeats: int, meeting: str) -> dict[str, list[float]]:
+    from torch.distributed import rpc
+
+    gradients, weights = torch.ones(BYTES // 4), torch.empty(BYTES // 4)
+    line = Line(worker.shared, "raw", "worker", 600)
+    seconds: dict[str, list[float]] = {"raw": [], "rpc": [], "ours": []}
+    with rpc_between("worker", 0, meeting):
+        client = Client(nn.Linear(BYTES // 4, 1, bias=False), worker.shared, 0, 1, PIECE_MB, 600)
+
+        def raw() -> None:
+            line.send(gradients).wait()
+            line.receive(weights).wait()
+
+        def by_rpc() -> None:
+            rpc.rpc_sync("server", push_by_rpc, args=(gradients,))
+            rpc.rpc_sync("server", pull_by_rpc)
+
+        def ours() -> None:
+            client.begin(1)
+            for piece in reversed(range(len(client.pieces))):
+                client.left[piece] = 0
+                client.exchange(piece)
+            client.finish_pushes()
+            client.finish_pulls()
+
+        for repeat in range(-WARM_UP, repeats):
+            for kind, call in (("raw", raw), ("rpc", by_rpc), ("ours", ours)):
+                started = perf_counter()
+                call()
+                if repeat >= 0:
+                    seconds[kind].append(perf_counter() - started)
+        client.leave()
+    return seconds
+
+
+class Held:
+    """What torch's RPC serves."""
+
+    weights: Tensor
+
+
+def push_by_rpc(gradients: Tensor) -> None:
+    Held.weights.add_(gradients, alpha=-0.01)
+
+
+def pull_by_rpc() -> Tensor:
+    return Held.weights
+
+
+class rpc_between:
+    """torch's RPC between two processes, on loopback only and without a store that listens."""
+
+    def __init__(self, name: str, rank: int, meeting: str) -> None:
+        self.name, self.rank, self.meeting = name, rank, meeting
+
+    def __enter__(self) -> None:
+        from torch.distributed import rpc
+
+        os.environ["TP_SOCKET_IFNAME"] = "lo"
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{self.meeting}", rpc_timeout=600)
+        rpc.init_rpc(self.name, rank=self.rank, world_size=2, rpc_backend_options=options)
+
+    def __exit__(self, *_: object) -> None:
+        from torch.distributed import rpc
+
+        rpc.shutdown()
+
+
+def slow_network(link: str, steps: int, console: Console) -> list[dict[str, object]]:
+    """Median step of linear on 1 to 4 workers, each on a host of its own: one server, two servers, the ring."""
+    transfer_seconds = LINEAR_BYTES * 8 / parse_link(link)
+    rows: list[dict[str, object]] = []
+    for workers in (1, 2, 3, 4):
+        row: dict[str, object] = {"workers": workers, "transfer_seconds": transfer_seconds}
+        for strategy in ("parameter-server", "parameter-server:servers=2", "ring"):
+            if strategy == "ring" and workers == 1:
+                continue
+            console.print(f"  {strategy} on {workers} workers ...", style="dim")
+            result = scalewise.train(
+                "linear", strategy=strategy, devices=workers, hosts=workers, link=link, batch=4 * workers, steps=steps,
+                device_kind="cpu", timeout_seconds=300,
+            )  # fmt: skip
+            row[strategy] = result.step_seconds.median
+        rows.append(row)
+    return rows
+
+
+def show_slow_network(rows: list[dict[str, object]], link: str, console: Console) -> None:
+    columns = ["parameter-server", "parameter-server:servers=2", "ring"]
+    table = Table(title=f"linear (48.4 MB of parameters), links of {link}: seconds per step", title_justify="left")
+    for name in ("workers", "one server", "two servers", "ring", "ring / one transfer"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        shown = [f"{row[name]:.2f}" if name in row else "-" for name in columns]
+        ring = f"{row['ring'] / row['transfer_seconds']:.2f}" if "ring" in row else "-"  # type: ignore[operator]
+        table.add_row(str(row["workers"]), *shown, ring)
+    console.print(table)
+
+
+def draw(rows: list[dict[str, object]], link: str, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    styles = {
+        "parameter-server": ("one server", "#0072B2", "o"),
+        "parameter-server:servers=2": ("two servers", "#56B4E9", "s"),
+        "ring": ("ring", "#D55E00", "^"),
+    }
+    for strategy, (label, colour, marker) in styles.items():
+        points = [(row["workers"], row[strategy]) for row in rows if strategy in row]
+        axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=label, linewidth=2)
+        axes.annotate(label, points[-1], xytext=(8, 0), textcoords="offset points", va="center", color=colour)
+    limit = 2 * rows[0]["transfer_seconds"]  # type: ignore[operator]
+    axes.axhline(limit, color="#777777", linestyle=":", linewidth=1)
+    axes.annotate("twice one transfer", (1, limit), xytext=(0, 4), textcoords="offset points", color="#777777")
+    axes.set_xticks([row["workers"] for row in rows])
+    axes.set_xlim(0.9, 4.7)
+    axes.set_ylim(0)
+    axes.set_xlabel("workers, each on a host of its own")
+    axes.set_ylabel("seconds per step")
+    axes.set_title(
+        f"Servers take longer with every worker, the ring does not (linear, {link} links)", fontsize=10, loc="left"
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--link", help="rehearsed hosts with links of this speed, instead of loopback")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=8, help="steps of each run between rehearsed hosts")
+    parser.add_argument("--figure", type=Path, help="draw the rehearsed hosts' figure into this file")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    given = parser.parse_args()
+    console = Console()
+    console.print(
+        f"{os.cpu_count()} cores of {cpu_name()}, torch {torch.__version__}; load before {os.getloadavg()[0]:.2f}"
+    )
+    found: object
+    if given.link:
+        found = rows = slow_network(given.link, given.steps, console)
+        show_slow_network(rows, given.link, console)
+        if given.figure:
+            draw(rows, given.link, given.figure)
+    else:
+        found = seconds = loopback(given.repeats)
+        raw = median(seconds["raw"])
+        table = Table()
+        for name in ("push and pull of 48 MiB", "seconds", "times two raw transfers"):
+            table.add_column(name)
+        for kind, label in (
+            ("raw", "two raw transfers"),
+            ("ours", "parameter server"),
+            ("rpc", "torch.distributed.rpc"),
+        ):
+            table.add_row(label, seconds_text(median(seconds[kind])), f"{median(seconds[kind]) / raw:.2f}")
+        console.print(table)
+        console.print(
+            f"wanted: at most {MOST_TIMES_RAW} times two raw transfers; reached {median(seconds['ours']) / raw:.2f}"
+        )
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""`scalewise reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scalewise.cli import options
+from scalewise.errors import RunFailed, UserError
+from scalewise.experiments.registry import EXPERIMENTS
+from scalewise.spec import unknown
+
+
+def reproduce(
+    experiment: Annotated[
+        str, typer.Argument(help="Which; see `scalewise list experiments`.", metavar="EXPERIMENT", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for measurements, figures and findings.", show_default=False)],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer cells and steps: minutes instead of hours.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Run one of the documents' experiments on this machine, draw it, and say which of its findings hold here."""
+    if experiment not in EXPERIMENTS:
+        raise unknown("experiment", experiment, EXPERIMENTS)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out is {out}, which is a file; name a folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out}: {error.strerror}") from None
+    from scalewise.cli.output import show
+    from scalewise.cli.progress import telling
+
+    with telling(experiment) as tell:
+        result = EXPERIMENTS[experiment].load()(out, quick, tell)
+    show(result, json)
+    if result.failed:
+        raise RunFailed(f"{result.failed} of the experiment's runs did not come through; see {out}")

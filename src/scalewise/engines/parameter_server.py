@@ -1,0 +1,61 @@
+"""A worker of parameter servers: the plain loop, with pushes and pulls in place of the update."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import nn
+
+from scalewise.engines.eager import EagerEngine
+from scalewise.engines.engine import Engine, Job
+from scalewise.errors import UserError
+from scalewise.servers.client import Client
+from scalewise.step.feed import Feed, make_feed
+from scalewise.step.optimizers import refuse_unless_elementwise
+from scalewise.strategies.parameter_server import ParameterServer
+from scalewise.strategies.parameter_server_async import ParameterServerAsync
+
+
+def build(strategy: ParameterServer | ParameterServerAsync, job: Job) -> Engine:
+    """Synchronous: also what the asynchronous strategy is when it allows no staleness."""
+    model, feed, client = join_servers(strategy, job)
+    return ServedEngine(job, model, feed, client)
+
+
+def join_servers(strategy: ParameterServer | ParameterServerAsync, job: Job) -> tuple[nn.Module, Feed, Client]:
+    """The model with the servers' weights, and the way to them."""
+    if job.settings.execution == "graph":
+        raise UserError("--execution graph is not possible: steps between ranks cannot be captured; use eager or auto")
+    refuse_unless_elementwise(job.optimizer, "parameter servers")
+    place = job.place
+    assert place.store is not None
+    feed = make_feed(job.data, job.settings.load, place.device)
+    model = job.workload.model().to(place.device)
+    return (
+        model,
+        feed,
+        Client(model, place.store, place.rank, strategy.servers, strategy.piece_MB, place.timeout_seconds),
+    )
+
+
+class ServedEngine(EagerEngine):
+    """Shards' losses are weighted by their samples, so that the servers' sum is the gradient of the whole batch."""
+
+    def __init__(self, job: Job, model: nn.Module, feed: Feed, client: Client) -> None:
+        super().__init__(job, model, feed)
+        self.optimizer = None
+        self.client = client
+
+    def close(self) -> None:
+        self.client.leave()
+
+    def _last_part(self, last: bool) -> AbstractContextManager[None]:
+        if last:
+            self.client.begin(1)
+        return nullcontext()
+
+    def _update(self) -> None:
+        self.client.finish_pushes()
+        self.job.clock.lap("push")
+        self.client.finish_pulls()
+        self.job.clock.lap("pull")

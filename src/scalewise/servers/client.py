@@ -1,0 +1,156 @@
+"""A worker's side of parameter servers: gradients leave piece by piece during backward, and come back as weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from scalewise.servers.line import Line, pull_tag, push_tag
+from scalewise.servers.meeting import announce
+from scalewise.step.flat import flatten_parameters, trainable, views_of
+from scalewise.strategies.pieces import Piece, pieces_of
+from scalewise.tracing import sockets
+
+GOODBYE = -1
+"""In place of a number of samples: this worker is through."""
+
+
+class Client:
+    """`begin`, then backward, then `finish_pushes` and `finish_pulls`, once per step.
+
+    On a CPU a piece leaves from inside backward, as soon as all its gradients are there. On a GPU backward only queues
+    work, so pieces are copied to the host behind it and leave in `finish_pushes`, each when its copy is through.
+    """
+
+    def __init__(
+        self, model: nn.Module, store: Store, worker: int, servers: int, piece_MB: float, timeout_seconds: float
+    ) -> None:
+        self.parameters = trainable(model)
+        self.weights = flatten_parameters(model)
+        self.on_gpu = self.weights.is_cuda
+        memory: dict[str, Any] = {"device": "cpu", "pin_memory": self.on_gpu}
+        self.gradients = torch.empty_like(self.weights, **memory)
+        self.arriving = torch.empty_like(self.weights, **memory) if self.on_gpu else self.weights
+        self.views = views_of(self.gradients, self.parameters)
+        self.pieces = pieces_of(self.weights.numel(), self.weights.element_size(), servers, piece_MB)
+        self.touched = _overlaps(self.parameters, self.pieces)
+        self.addresses: dict[sockets.Address, int] = {}
+        """Which server is behind which connection."""
+        place = announce(store, worker)
+        self.lines = [self._open(store, f"{place}/{server}", server, timeout_seconds) for server in range(servers)]
+        self.acknowledged = 0
+        """Pushes that came back as new weights."""
+        self.armed = False
+        self.left: list[int] = []
+        self.copied: list[tuple[int, torch.cuda.Event]] = []
+        self.sending: list[Any] = []
+        self.receiving: list[tuple[int, Any]] = []
+        for number, parameter in enumerate(self.parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
+        self._pull_first()
+
+    def begin(self, samples: int) -> None:
+        """The next backward's gradients are to be pushed, as the mean over so many samples."""
+        self.armed = True
+        self.left = [0] * len(self.pieces)
+        for touched in self.touched:
+            for piece in touched:
+                self.left[piece] += 1
+        self._tell(samples)
+
+    def finish_pushes(self) -> None:
+        """Returns when all gradients have left."""
+        self._push_the_rest()
+        for piece, event in self.copied:
+            event.synchronize()
+            self.exchange(piece)
+        self.copied.clear()
+        for work in self.sending:
+            work.wait()
+        self.sending.clear()
+        self.armed = False
+
+    def finish_pulls(self) -> None:
+        """Returns when the model has the new weights."""
+        for piece, work in self.receiving:
+            work.wait()
+            if self.on_gpu:
+                run = self._run(piece)
+                self.weights[run].copy_(self.arriving[run], non_blocking=True)
+        self.receiving.clear()
+        self.acknowledged += 1
+
+    def leave(self) -> None:
+        self._tell(GOODBYE)
+        for work in self.sending:
+            work.wait()
+
+    def _open(self, store: Store, name: str, server: int, timeout_seconds: float) -> Line:
+        before = sockets.snapshot().connections if sockets.available() else {}
+        line = Line(store, name, "worker", timeout_seconds)
+        if sockets.available():
+            self.addresses |= {peer: server for _, peer in sockets.snapshot().connections.keys() - before.keys()}
+        return line
+
+    def _pull_first(self) -> None:
+        for piece in range(len(self.pieces)):
+            self.receiving.append((piece, self._line(piece).receive(self.arriving[self._run(piece)], pull_tag(piece))))
+        self.finish_pulls()
+        self.acknowledged = 0
+
+    def _ready(self, number: int, parameter: Tensor) -> None:
+        if not self.armed:  # an earlier part of an accumulated batch
+            return
+        self.views[number].copy_(parameter.grad, non_blocking=True)  # type: ignore[arg-type]
+        parameter.grad = None
+        self._count_off(number)
+
+    def _count_off(self, number: int) -> None:
+        for piece in self.touched[number]:
+            self.left[piece] -= 1
+            if self.left[piece]:
+                continue
+            if self.on_gpu:
+                self.copied.append((piece, torch.cuda.current_stream().record_event()))
+            else:
+                self.exchange(piece)
+
+    def _push_the_rest(self) -> None:
+        """Parameters that the batch did not use have a gradient of zero."""
+        if not any(self.left):
+            return
+        for number, touched in enumerate(self.touched):
+            if any(self.left[piece] for piece in touched) and self.parameters[number].grad is None:
+                self.views[number].zero_()
+                self._count_off(number)
+
+    def exchange(self, piece: int) -> None:
+        """The weights come into the place of those that nothing needs any more: backward is past them."""
+        run, line = self._run(piece), self._line(piece)
+        self.receiving.append((piece, line.receive(self.arriving[run], pull_tag(piece))))
+        self.sending.append(line.send(self.gradients[run], push_tag(piece)))
+
+    def _tell(self, samples: int) -> None:
+        self.sending += [line.send(torch.tensor([samples])) for line in self.lines]
+
+    def _line(self, piece: int) -> Line:
+        return self.lines[self.pieces[piece].server]
+
+    def _run(self, piece: int) -> slice:
+        return slice(self.pieces[piece].start, self.pieces[piece].stop)
+
+
+def _overlaps(parameters: Sequence[Tensor], pieces: Sequence[Piece]) -> list[list[int]]:
+    """For each parameter, the pieces that hold a part of it."""
+    overlaps: list[list[int]] = []
+    start = 0
+    for parameter in parameters:
+        stop = start + parameter.numel()
+        overlaps.append([number for number, piece in enumerate(pieces) if piece.start < stop and start < piece.stop])
+        start = stop
+    return overlaps

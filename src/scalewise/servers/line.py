@@ -1,0 +1,41 @@
+"""A line between one worker and one server: a process group of two, so that its end is nobody else's trouble."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+HEADER_TAG = 0
+PATIENT_SECONDS = 24 * 3600.0
+"""A server waits for its workers however long they compute: that one hangs is for the launcher to find out."""
+
+
+class Line:
+    """Messages of one tag arrive in the order they were sent."""
+
+    def __init__(self, store: Store, name: str, end: Literal["worker", "server"], timeout_seconds: float) -> None:
+        # A client of its own: one that waits for a worker that died meanwhile would hold up all other threads.
+        store = store.clone()
+        self._peer = 0 if end == "server" else 1
+        self._group: Any = dist.ProcessGroupGloo(
+            PrefixStore(f"line/{name}", store), 1 - self._peer, 2, timedelta(seconds=timeout_seconds)
+        )
+
+    def send(self, tensor: Tensor, tag: int = HEADER_TAG) -> Any:
+        """Starts; `wait` on what it returns, and keep that until the other end has it too."""
+        return self._group.send([tensor], self._peer, tag)
+
+    def receive(self, tensor: Tensor, tag: int = HEADER_TAG) -> Any:
+        return self._group.recv([tensor], self._peer, tag)
+
+
+def push_tag(piece: int) -> int:
+    return 1 + 2 * piece
+
+
+def pull_tag(piece: int) -> int:
+    return 2 + 2 * piece

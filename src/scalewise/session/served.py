@@ -1,0 +1,185 @@
+"""A session with servers: workers and servers side by side, each crew in the care of an agent of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import replace
+from threading import Lock
+from types import TracebackType
+from typing import Any
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from scalewise.servers.meeting import announce_end
+from scalewise.session.answers import OnReport
+from scalewise.session.crew import Crew
+from scalewise.session.devices import settle
+from scalewise.session.failure import SYMPTOMS, RankFailed
+from scalewise.session.ground import Ground, prepare
+from scalewise.session.placement import Placement
+from scalewise.session.session import Session
+from scalewise.session.worker import SHARED, Worker
+
+# A dead server makes workers fail of a lost connection: the news of its death may come after theirs.
+_SETTLE_SECONDS = 3.0
+Task = Callable[..., Any]
+
+
+class ServedSession:
+    """Used like a Session: `run(task, *args)` is the workers' task; servers do `serve(worker, *args)` meanwhile.
+
+    `independent`: every worker is a crew of its own, so that one that dies is dropped, or replaced, and the rest go on.
+    """
+
+    is_main = True
+
+    def __init__(self, placement: Placement, serve: Task, *, independent: bool = False, replacements: int = 0) -> None:
+        self.placement = settle(placement)
+        self.served: list[Any] = []
+        """What the servers brought back from the last task."""
+        self.lost: list[str] = []
+        """How workers were lost in it, a sentence each."""
+        self._serve = serve
+        self._independent = independent
+        self._replacements = replacements
+        self._held = ExitStack()
+        self._ground: Ground | None = None
+        self._servers: Session | None = None
+        self._workers: dict[int, Session] = {}
+        self._runs = self._started = 0
+
+    def __enter__(self) -> ServedSession:
+        with ExitStack() as held:
+            self._ground = held.enter_context(prepare(self.placement))
+            self._servers = Session(self.placement, self._ground, Crew(self.placement.servers, "server", 0, "servers"))
+            held.enter_context(self._servers)
+            numbers = range(self.placement.devices) if self._independent else [0]
+            held.callback(self._close_workers)
+            for number in numbers:
+                self._workers[number] = self._open_worker(number)
+            self._held = held.pop_all()
+        return self
+
+    def run(self, task: Task, *args: Any, on_report: OnReport | None = None) -> list[Any]:
+        """Results of the workers that came through, by number."""
+        servers = self._servers
+        if servers is None or not self.is_open:
+            raise RuntimeError("this session is closed; open another")
+        self._runs += 1
+        self.lost = []
+        told = _one_at_a_time(on_report)
+        with ThreadPoolExecutor(1 + self.placement.devices) as threads:
+            serving = threads.submit(servers.run, in_run, self._runs, self._serve, *args)
+
+            def start(number: int) -> Future[list[Any]]:
+                heard = (lambda rank, what: told(number + rank, what)) if told else None
+                return threads.submit(self._workers[number].run, in_run, self._runs, task, *args, on_report=heard)
+
+            try:
+                results = self._gather(serving, {start(number): number for number in self._workers}, start)
+                announce_end(self._meeting())
+                self.served = serving.result()
+            except BaseException:
+                self.abort()
+                raise
+        return results
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._workers) and all(
+            session is not None and session.is_open for session in (self._servers, *self._workers.values())
+        )
+
+    def abort(self) -> None:
+        for session in (self._servers, *self._workers.values()):
+            if session is not None:
+                session.abort()
+
+    def close(self) -> None:
+        self._held.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _gather(
+        self,
+        serving: Future[list[Any]],
+        working: dict[Future[list[Any]], int],
+        start: Callable[[int], Future[list[Any]]],
+    ) -> list[Any]:
+        results: dict[int, list[Any]] = {}
+        replacements = self._replacements
+        while working:
+            done, _ = wait([serving, *working], return_when=FIRST_COMPLETED)
+            for future in done - {serving}:
+                number, error = working.pop(future), future.exception()
+                if error is None:
+                    results[number] = future.result()
+                    continue
+                self._find_the_cause(error, serving)
+                if not isinstance(error, RankFailed) or not self._independent:
+                    raise error
+                self.lost.append(str(error))
+                if replacements:
+                    replacements -= 1
+                    self._workers[number] = self._open_worker(number)
+                    working[start(number)] = number
+                elif not working and not results:
+                    raise error
+            if serving in done:
+                serving.result()
+                raise RuntimeError("servers ended before their workers")
+        return [result for number in sorted(results) for result in results[number]]
+
+    def _find_the_cause(self, error: BaseException, serving: Future[list[Any]]) -> None:
+        """Raise the servers' own failure if this one is but its consequence."""
+        if isinstance(error, RankFailed) and error.kind in SYMPTOMS:
+            deadline = time.monotonic() + _SETTLE_SECONDS
+            while not serving.done() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        if serving.done() and serving.exception() is not None:
+            serving.result()
+
+    def _open_worker(self, number: int) -> Session:
+        self._started += 1
+        crew = (
+            Crew(1, "worker", number, f"worker{self._started}")
+            if self._independent
+            else Crew(self.placement.devices, "rank", 0, "workers")
+        )
+        return Session(self.placement, self._ground, crew).__enter__()
+
+    def _close_workers(self) -> None:
+        for session in self._workers.values():
+            session.close()
+
+    def _meeting(self) -> PrefixStore:
+        assert self._ground is not None
+        return PrefixStore(_run_prefix(self._runs), PrefixStore(SHARED, self._ground.store))
+
+
+def in_run(worker: Worker, run: int, task: Task, *args: Any) -> Any:
+    """A task with keys of its own in the shared store."""
+    return task(replace(worker, shared=PrefixStore(_run_prefix(run), worker.shared)), *args)
+
+
+def _run_prefix(run: int) -> str:
+    return f"run{run}"
+
+
+def _one_at_a_time(on_report: OnReport | None) -> OnReport | None:
+    """Reports come from a thread per crew."""
+    if on_report is None:
+        return None
+    lock = Lock()
+
+    def told(rank: int, what: Any) -> None:
+        with lock:
+            on_report(rank, what)
+
+    return told

@@ -1,0 +1,35 @@
+"""Parameter servers, asynchronous: every worker's gradient is applied as it arrives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from scalewise.plan import Footprint, Plan
+from scalewise.strategies.parameter_server import PIECE_MB
+from scalewise.strategies.served import served_plan
+from scalewise.strategies.strategy import AT_LEAST, Backend
+
+
+@dataclass(frozen=True)
+class ParameterServerAsync:
+    """Nobody waits for anybody, so a gradient may be computed from weights that are no longer the latest."""
+
+    name: ClassVar[str] = "parameter-server-async"
+    summary: ClassVar[str] = "the same, asynchronous: every worker's gradient is applied on arrival"
+
+    servers: int = 1
+    """As for parameter-server, and so is the next."""
+    piece_MB: float = PIECE_MB
+    max_staleness: int | None = field(default=None, metadata={AT_LEAST: 0})
+    """Versions there may be between a worker's pull and its update; 0 is synchronous."""
+    replacements: int = field(default=0, metadata={AT_LEAST: 0})
+    """Workers started in place of ones that died, at most."""
+
+    @property
+    def exact(self) -> bool:
+        return self.max_staleness == 0
+
+    def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:  # noqa: ARG002
+        """One push and pull by each worker: what N steps send."""
+        return served_plan(footprint, devices, batch, self.servers, self.piece_MB)

@@ -1,0 +1,132 @@
+"""What a server process does while workers train: serve, and write the checkpoints."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from scalewise.servers.archive import WEIGHTS, Archive
+from scalewise.servers.server import Served, Server
+from scalewise.step.flat import flatten_parameters, trainable, views_of
+from scalewise.step.optimizers import make_optimizer, refuse_unless_elementwise
+from scalewise.step.settings import steps_per_epoch
+from scalewise.strategies.parameter_server import ParameterServer
+from scalewise.strategies.parameter_server_async import ParameterServerAsync
+from scalewise.strategies.pieces import Piece, pieces_of
+from scalewise.training.checkpoint import load_checkpoint, progress_of, save_checkpoint
+from scalewise.training.request import Request
+
+
+class ServerRank(Protocol):
+    """What serving needs of a worker."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def shared(self) -> Store: ...
+
+
+def serve_task(worker: ServerRank, request: Request) -> Served:
+    strategy, workers = request.strategy, worker.workers
+    assert isinstance(strategy, (ParameterServer, ParameterServerAsync))
+    holdings = Holdings(request, strategy.servers, strategy.piece_MB)
+    most_stale = 0 if strategy.exact else strategy.max_staleness  # type: ignore[union-attr]
+    server = Server(
+        worker.rank,
+        holdings.pieces,
+        holdings.weights,
+        holdings.optimizer_for,
+        max_staleness=most_stale,
+        workers=workers,
+    )
+    holdings.restore_into(server)
+    archive = Archive(server, holdings.pieces, strategy.servers, worker.shared)
+    if worker.rank == 0 and request.settings.checkpoint:
+        server.on_version = partial(holdings.save_if_due, archive, 1 if strategy.exact else workers)
+    served = server.serve(worker.shared)
+    if worker.rank == 0 and request.settings.checkpoint and not strategy.exact:
+        holdings.save(archive, served.versions, holdings.first + served.versions // workers)
+    archive.close()
+    return served
+
+
+class Holdings:
+    """The whole model on the host: what pieces are cut from, and what checkpoints are put together in."""
+
+    def __init__(self, request: Request, servers: int, piece_MB: float) -> None:
+        self.settings = request.settings
+        self.workload = request.resolved()
+        self.name = self.settings.optimizer or self.workload.optimizer
+        self.learning_rate = self.settings.learning_rate or self.workload.learning_rate
+        refuse_unless_elementwise(self.name, "parameter servers")
+        self.samples = len(self.workload.data(request.data))
+        torch.manual_seed(self.settings.seed)
+        self.model = self.workload.model()
+        self.weights = flatten_parameters(self.model)
+        self.parameters = trainable(self.model)
+        self.optimizer = self.optimizer_for(self.parameters)
+        self.pieces = pieces_of(self.weights.numel(), self.weights.element_size(), servers, piece_MB)
+        self.total = self.settings.total_steps(self.samples)
+        self.first = 0
+        if self.settings.resume and self.settings.checkpoint:
+            expected = progress_of(self.workload, self.samples, self.settings, 0)
+            self.first = load_checkpoint(self.settings.checkpoint, self.model, self.optimizer, expected).steps_done
+
+    def optimizer_for(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return make_optimizer(self.name, parameters, self.learning_rate)
+
+    def restore_into(self, server: Server) -> None:
+        """A resumed run's optimizer state, cut as the weights are."""
+        states = [self.optimizer.state.get(parameter, {}) for parameter in self.parameters]
+        if not states[0]:
+            return
+        shape = self.parameters[0].shape
+        for slot in server.slots:
+            for number, weight in zip(slot.pieces, slot.weights, strict=True):
+                slot.optimizer.state[weight] = {
+                    key: _cut([state[key] for state in states], self.pieces[number])
+                    if isinstance(value, Tensor) and value.shape == shape
+                    else value.clone()
+                    if isinstance(value, Tensor)
+                    else value
+                    for key, value in states[0].items()
+                }
+
+    def save_if_due(self, archive: Archive, updates_per_step: int, version: int) -> None:
+        """Where the other strategies save too: at the end of an epoch, every so many steps, and at the end."""
+        steps, rest = divmod(version, updates_per_step)
+        done = self.first + steps
+        every, per_epoch = self.settings.checkpoint_every, steps_per_epoch(self.samples, self.settings.batch)
+        if not rest and (done == self.total or done % per_epoch == 0 or (every and done % every == 0)):
+            self.save(archive, version if updates_per_step == 1 else min(version, 1), done)
+
+    def save(self, archive: Archive, version: int, steps_done: int) -> None:
+        whole, scalars = archive.collect(version)
+        self.weights.copy_(whole.pop(WEIGHTS))
+        for kind, flat in whole.items():
+            for parameter, view in zip(self.parameters, views_of(flat, self.parameters), strict=True):
+                self.optimizer.state[parameter][kind] = view
+        for key, value in scalars.items():
+            for parameter in self.parameters:
+                self.optimizer.state[parameter][key] = value.clone()
+        assert self.settings.checkpoint is not None
+        progress = progress_of(self.workload, self.samples, self.settings, steps_done)
+        save_checkpoint(self.settings.checkpoint, self.model, self.optimizer, progress)
+
+
+def _cut(tensors: list[Tensor], piece: Piece) -> Tensor:
+    """A run of all elements laid end to end, without laying them."""
+    parts: list[Tensor] = []
+    start = 0
+    for tensor in tensors:
+        first, last = max(piece.start - start, 0), min(piece.stop - start, tensor.numel())
+        if first < last:
+            parts.append(tensor.reshape(-1)[first:last])
+        start += tensor.numel()
+    return torch.cat(parts)

@@ -1,0 +1,73 @@
+"""The figures of an asynchronous run, from what its workers and servers bring back."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from scalewise.results.train import Staleness, Updates
+from scalewise.servers.server import Served
+from scalewise.training.loop import Outcome, Update
+
+
+def step_seconds(outcomes: list[Outcome]) -> list[float]:
+    """A step is one update by one worker."""
+    return [seconds for outcome in outcomes for seconds in outcome.step_seconds]
+
+
+def in_order(outcomes: list[Outcome]) -> list[Update]:
+    """All workers' updates as they ended."""
+    return sorted((update for outcome in outcomes for update in outcome.updates), key=lambda update: update.ended)
+
+
+def epoch_seconds(outcomes: list[Outcome]) -> list[float]:
+    """From the first update of an epoch to the first of the next, or to the end; overlapping epochs cannot be cut
+    otherwise. The last epoch counts if its work was all given out."""
+    updates = in_order(outcomes)
+    starts: dict[int, float] = {}
+    for update in updates:
+        starts[update.epoch] = min(update.started, starts.get(update.epoch, update.started))
+    moments = [*(starts[epoch] for epoch in sorted(starts)), max(update.ended for update in updates)]
+    done = {epoch: sum(update.samples for update in updates if update.epoch == epoch) for epoch in starts}
+    whole = [done[epoch] >= outcomes[0].samples for epoch in sorted(starts)]
+    return [later - earlier for (earlier, later), full in zip(pairwise(moments), whole, strict=True) if full]
+
+
+def samples_per_second(outcomes: list[Outcome]) -> float | None:
+    """Of all workers together, after each one's first two updates, until the first of them is through."""
+    begin = max(outcome.updates[min(2, len(outcome.updates) - 1)].started for outcome in outcomes if outcome.updates)
+    end = min(outcome.updates[-1].ended for outcome in outcomes if outcome.updates)
+    counted = [update for update in in_order(outcomes) if begin < update.ended <= end]
+    return sum(update.samples for update in counted) / (end - begin) if counted else None
+
+
+def last_loss(outcomes: list[Outcome], workers: int) -> float:
+    """Mean over the last batch whose parts came through, each part as its worker saw it before its update."""
+    updates = [update for outcome in outcomes for update in outcome.updates]
+    last = max(update.ticket // workers for update in updates)
+    parts = [update for update in updates if update.ticket // workers == last]
+    return sum(part.loss * part.samples for part in parts) / sum(part.samples for part in parts)
+
+
+def curve(outcomes: list[Outcome]) -> list[tuple[float, float, int]]:
+    """(seconds since the first worker began, loss and samples of the update that then ended)."""
+    updates = in_order(outcomes)
+    begin = min(update.started for update in updates)
+    return [(update.ended - begin, update.loss, update.samples) for update in updates]
+
+
+def staleness(served: list[Served]) -> Staleness:
+    """As server 0 saw it; all servers keep to the same bound."""
+    seen = served[0].staleness
+    count = sum(seen.values())
+    mean = sum(versions * times for versions, times in seen.items()) / count if count else 0.0
+    most = max((max(each.staleness, default=0) for each in served), default=0)
+    return Staleness(mean, most, {versions: seen[versions] for versions in sorted(seen)})
+
+
+def updates(served: list[Served], outcomes: list[Outcome]) -> Updates:
+    return Updates(
+        applied=sum(served[0].applied.values()),
+        acknowledged=sum(served[0].acknowledged.values()),
+        by_worker={worker: served[0].applied[worker] for worker in sorted(served[0].applied)},
+        seen_by_workers=sum(outcome.acknowledged for outcome in outcomes),
+    )

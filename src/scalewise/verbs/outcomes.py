@@ -1,0 +1,95 @@
+"""What ranks bring back, put together into one run's figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+
+from scalewise.results.train import BytesPerStep
+from scalewise.results.units import seconds_text
+from scalewise.session.cores import allowed_cores
+from scalewise.session.placement import Placement
+from scalewise.session.torchrun import under_torchrun
+from scalewise.strategies.strategy import Backend
+from scalewise.timeline import Timeline
+from scalewise.training.loop import Outcome
+from scalewise.training.request import Request
+
+
+def timeline_of(outcomes: list[Outcome]) -> Timeline:
+    """All ranks' spans, counted from the first one's start."""
+    spans = [span for outcome in outcomes for span in outcome.spans]
+    origin = min((span.start for span in spans), default=0.0)
+    return Timeline(tuple(replace(span, start=span.start - origin) for span in spans))
+
+
+def slowest(ranks: list[list[float]]) -> list[float]:
+    """A step, or an epoch, takes as long as it takes the slowest rank."""
+    return [max(seconds) for seconds in zip(*ranks, strict=False)]
+
+
+def pace_of(ranks: list[dict[str, float]]) -> int:
+    """The rank that sets the pace: the first, which leads where one leads, unless another takes longer."""
+    totals = [sum(phases.values()) for phases in ranks]
+    return 0 if totals[0] >= 0.95 * max(totals) else totals.index(max(totals))
+
+
+def bytes_per_step(request: Request, placement: Placement, outcomes: list[Outcome]) -> BytesPerStep:
+    backend: Backend = "nccl" if placement.device_kind == "cuda" else "gloo"
+    footprint = outcomes[0].footprint
+    assert footprint is not None
+    plan = request.strategy.plan(footprint, placement.devices, request.settings.batch, backend)
+    traced = all(outcome.traffic.steps for outcome in outcomes)
+    if not plan.bytes_per_step:
+        return BytesPerStep(0, 0, 0)
+    if backend == "nccl" or not traced:
+        return BytesPerStep(plan.bytes_per_step, None, plan.busiest_bytes)
+    sent = sum(outcome.traffic.sent_per_step for outcome in outcomes)
+    through = [outcome.traffic.sent_per_step + outcome.traffic.received_per_step for outcome in outcomes]
+    # What a server sends and receives is counted at the workers' end of the same connections.
+    for server in {number for outcome in outcomes for number in outcome.traffic.by_server}:
+        shares = [outcome.traffic.with_server_per_step(server) for outcome in outcomes]
+        sent += sum(received for _, received in shares)
+        through.append(sum(sent + received for sent, received in shares))
+    return BytesPerStep(plan.bytes_per_step, round(sent), round(max(through)))
+
+
+def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) -> list[str]:
+    outcome = outcomes[0]
+    notes = []
+    if outcome.resumed_at:
+        notes.append(f"resumed at step {outcome.resumed_at}, now at {outcome.resumed_at + outcome.steps}")
+    if outcome.source.startswith("synthetic"):
+        notes.append(f"trained on {outcome.source}; fetch the study's recordings with: scalewise data speech")
+    if not request.strategy.exact:
+        notes.append(f"{request.strategy.name} with these options is not exact: its weights differ from one device's")
+    cores = len(allowed_cores())
+    if placement.oversubscribed and not under_torchrun():  # whose ranks each know their own cores only
+        notes.append(
+            f"oversubscribed: {placement.devices} cpu devices share {cores} core{'s' if cores > 1 else ''}, so its "
+            "times say little about real devices"
+        )
+    for rank, share in placement.slow.items():
+        notes.append(f"rank {rank} was slowed down to {share:.0%} of its core")
+    return notes + _straggler(outcomes)
+
+
+def _straggler(outcomes: list[Outcome]) -> list[str]:
+    """A rank that computes much longer than another: the others wait for it in `reduce`, as for a slow network."""
+    working = [
+        sum(outcome.phases.get(phase, 0.0) for phase in ("forward", "backward", "update")) for outcome in outcomes
+    ]
+    slow, fast = max(working), min(working)
+    if len(outcomes) == 1 or fast == 0 or slow < 1.3 * fast or outcomes[0].updates:
+        return []
+    return [
+        f"rank {working.index(slow)} computes {slow / fast:.1f} times as long as rank {working.index(fast)} "
+        f"({seconds_text(slow)} against {seconds_text(fast)} per step): the others wait for it, beside the network"
+    ]
+
+
+def curve_of(outcome: Outcome, batch: int) -> list[tuple[float, float, int]]:
+    """(seconds since the first step began, loss and samples of the step that then ended)."""
+    return [
+        (seconds, loss, batch) for seconds, loss in zip(accumulate(outcome.all_seconds), outcome.losses, strict=False)
+    ]

@@ -1,0 +1,69 @@
+"""When a slot applies what has arrived, and what it then holds: plain numbers, no processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from scalewise.servers.slot import Push, Slot
+
+
+def _slot(max_staleness: int | None, *places: int) -> Slot:
+    weight = nn.Parameter(torch.zeros(1))
+    slot = Slot([0], [weight], torch.optim.SGD([weight], lr=1.0), max_staleness)
+    slot.holding = dict.fromkeys(places, 0)
+    return slot
+
+
+def _arrive(slot: Slot, place: int, gradient: float, samples: int = 1) -> list[int]:
+    """Whose pushes are answered by it."""
+    answered: list[int] = []
+    slot.arrive(place, Push([torch.tensor([gradient])], samples), lambda _, places: answered.extend(places))
+    return answered
+
+
+def test_synchronous_waits_for_all_and_sums() -> None:
+    slot = _slot(0, 0, 1, 2)
+    assert [_arrive(slot, 0, 1.0), _arrive(slot, 2, 2.0), _arrive(slot, 1, 4.0)] == [[], [], [0, 1, 2]]
+    assert slot.weights[0].item() == -7.0
+    assert (slot.version, dict(slot.staleness)) == (1, {0: 3})
+
+
+def test_asynchronous_applies_each_push_as_it_arrives() -> None:
+    slot = _slot(None, 0, 1, 2)
+    assert [_arrive(slot, place, 1.0) for place in (0, 1, 2, 0)] == [[0], [1], [2], [0]]
+    assert slot.version == 4
+    assert dict(slot.staleness) == {0: 1, 1: 1, 2: 2}
+
+
+def test_a_bound_makes_pushes_wait_and_averages_them_by_samples() -> None:
+    slot = _slot(1, 0, 1, 2)
+    assert _arrive(slot, 0, 1.0) == [0]  # the others are now one version behind
+    assert _arrive(slot, 1, 8.0, samples=3) == []  # it would make 2 too stale
+    assert _arrive(slot, 2, 4.0, samples=1) == [1, 2]
+    assert slot.weights[0].item() == pytest.approx(-1.0 - (8.0 * 3 + 4.0) / 4)
+    assert max(slot.staleness) == 1
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3])
+def test_no_order_of_pushes_breaks_the_bound(bound: int) -> None:
+    slot = _slot(bound, *range(5))
+    generator = torch.Generator().manual_seed(bound)
+    free = set(range(5))
+    for _ in range(500):
+        place = sorted(free)[int(torch.randint(len(free), (1,), generator=generator))]
+        free.discard(place)
+        free.update(_arrive(slot, place, 0.0))
+    assert max(slot.staleness) == bound
+    assert sum(slot.staleness.values()) == 500 - (5 - len(free))
+
+
+def test_nobody_waits_for_a_worker_that_is_gone() -> None:
+    slot = _slot(1, 0, 1, 2)
+    _arrive(slot, 0, 1.0)
+    assert _arrive(slot, 1, 1.0) == []
+    answered: list[int] = []
+    slot.drop(2, lambda _, places: answered.extend(places))
+    assert answered == [1]
+    assert slot.version == 2
