@@ -26,6 +26,8 @@ LAYERS = [
     {"tracing"},
     {"workloads"},
     {"data"},
+    {"figures"},
+    {"findings", "published"},
     {"strategies"},
     {"plan"},
     {"collectives", "results"},
@@ -35,8 +37,8 @@ LAYERS = [
 ]
 """From the command line down; a module imports from its own part or from layers below its own."""
 WITHOUT_TORCH = [
-    "atomic", "collectives", "cli.app", "errors", "experiments.registry", "phases", "plan", "results", "spec",
-    "strategies", "timeline", "workloads.catalogue",
+    "atomic", "collectives", "cli.app", "errors", "experiments.registry", "figures", "findings", "phases", "plan",
+    "published", "results", "spec", "strategies", "timeline", "workloads.catalogue",
 ]  # fmt: skip
 
 
