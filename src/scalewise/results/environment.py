@@ -1,0 +1,55 @@
+"""What measurements were made on and with: an entry of `environment.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from scalewise.atomic import write_atomically
+from scalewise.errors import UserError
+
+FILE = "environment.json"
+
+
+class Environment(BaseModel):
+    """Beside hardware and versions, what a cell's identity does not say: its data and how it was placed and loaded."""
+
+    model_config = ConfigDict(frozen=True)
+
+    hardware: dict[str, Any]
+    """'cpu', 'cores', 'memory_bytes', 'gpus'."""
+    versions: dict[str, str] = {}
+    data: str = ""
+    """Where the samples came from, in words."""
+    samples_per_epoch: int | None = None
+    conditions: dict[str, Any] = {}
+    """Options of the sweep that are no part of a cell: 'load', 'cores_per_device', 'slow', 'slice_percent'."""
+
+    @property
+    def id(self) -> str:
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def read_environments(folder: Path) -> dict[str, Environment]:
+    """By id; none where the file is not there yet."""
+    path = folder / FILE
+    if not path.exists():
+        return {}
+    try:
+        return TypeAdapter(dict[str, Environment]).validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise UserError(f"{path} does not hold environments: {where}: {first['msg']}") from None
+
+
+def write_environments(folder: Path, environments: dict[str, Environment]) -> None:
+    document = {key: each.model_dump(mode="json") for key, each in environments.items()}
+    write_atomically(folder / FILE, json.dumps(document, indent=2).encode() + b"\n")

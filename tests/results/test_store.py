@@ -1,0 +1,196 @@
+"""The folder of measurements: whole lines only, one writer, the last word per cell, clear refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalewise.errors import UserError
+from scalewise.results.environment import Environment
+from scalewise.results.measurement import Measurement
+from scalewise.results.statistics import Interval
+from scalewise.results.store import Store
+from scalewise.results.train import BytesPerStep
+
+CONTRACT = (
+    "schema workload strategy options devices device_kind hosts link batch batch_per_device precision optimizer "
+    "protocol execution step_seconds epoch_seconds phases bytes_per_step peak_memory_bytes status reason flags "
+    "environment started"
+)
+HERE = Environment(hardware={"cpu": "a core"}, versions={"torch": "2.11"}, samples_per_epoch=100)
+
+
+def cell(batch: int = 10, **more: object) -> Measurement:
+    measurement = Measurement(
+        workload="linear",
+        strategy="mirrored",
+        options={"bucket_MB": 25.0},
+        devices=2,
+        device_kind="cpu",
+        batch=batch,
+        batch_per_device=batch // 2,
+        optimizer="adam",
+        protocol="quick",
+        execution="eager",
+        step_seconds=Interval(0.02, 0.019, 0.021, 30),
+        epoch_seconds=0.5,
+        phases={"forward": 0.01, "backward": 0.01},
+        bytes_per_step=BytesPerStep(1000, 1000, 1000),
+        flags=["drift"],
+        environment=HERE.id,
+        started="2026-11-15T10:00:00+00:00",
+    )
+    return replace(measurement, **more)  # type: ignore[arg-type]
+
+
+def failed(batch: int) -> Measurement:
+    return cell(batch, status="failed", reason="rank 1 was killed (signal 9)", step_seconds=None, epoch_seconds=None)
+
+
+def filled(folder: Path, *measurements: Measurement) -> Path:
+    with Store(folder) as store:
+        store.add_environment(HERE)
+        for each in measurements:
+            store.append(each)
+    return folder / "measurements.jsonl"
+
+
+def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+    filled(tmp_path / "new", cell(10), failed(20))
+    assert Store.read(tmp_path / "new") == [cell(10), failed(20)]
+    assert Store.environments(tmp_path / "new") == {HERE.id: HERE}
+
+
+def test_a_line_has_the_fields_of_the_contract_in_their_order(tmp_path: Path) -> None:
+    document = json.loads(filled(tmp_path, cell()).read_text())
+    assert " ".join(document) == CONTRACT
+    assert document["step_seconds"] == {"median": 0.02, "low": 0.019, "high": 0.021, "n": 30}
+    assert document["bytes_per_step"] == {"planned": 1000, "traced": 1000, "busiest": 1000}
+
+
+def test_a_line_is_on_the_disk_before_the_store_is_closed(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.add_environment(HERE)
+        store.append(cell())
+        assert Store.read(tmp_path) == [cell()]
+
+
+def test_the_last_word_on_a_cell_counts(tmp_path: Path) -> None:
+    filled(tmp_path, failed(10), cell(20))
+    filled(tmp_path, cell(10))
+    assert Store.read(tmp_path) == [cell(20), cell(10)]
+
+
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [("workload", "conv"), ("options", {"bucket_MB": 1.0}), ("link", "1gbit"), ("protocol", "paper"), ("batch", 11)],
+)
+def test_cells_differ_in_any_field_before_step_seconds(field: str, other: object) -> None:
+    assert replace(cell(), **{field: other}).identity != cell().identity  # type: ignore[arg-type]
+
+
+def test_cells_do_not_differ_in_what_was_found(tmp_path: Path) -> None:
+    assert failed(10).identity == cell(10, environment="x", started="later").identity
+    assert Store.read(filled(tmp_path, cell(10, options={"b": 1, "a": 2}), cell(10, options={"a": 2, "b": 1})).parent)
+    assert len(Store.read(tmp_path)) == 1
+
+
+def test_folders_are_read_together_and_kept_apart(tmp_path: Path) -> None:
+    filled(tmp_path / "here", cell(10))
+    filled(tmp_path / "there", cell(10), cell(20))
+    assert Store.read(tmp_path / "here", tmp_path / "there") == [cell(10), cell(10), cell(20)]
+
+
+@pytest.mark.parametrize("kept_bytes", [1, 40, -2])
+def test_a_torn_last_line_is_left_out_and_then_removed(tmp_path: Path, kept_bytes: int) -> None:
+    path = filled(tmp_path, cell(10))
+    whole = path.read_bytes()
+    path.write_bytes(whole + cell(20).to_line()[:kept_bytes])
+    assert Store.read(tmp_path) == [cell(10)]
+    with Store(tmp_path) as store:
+        assert path.read_bytes() == whole
+        store.append(cell(30))
+    assert Store.read(tmp_path) == [cell(10), cell(30)]
+
+
+def test_a_line_that_only_lacks_its_end_is_kept(tmp_path: Path) -> None:
+    path = filled(tmp_path, cell(10))
+    path.write_bytes(path.read_bytes() + cell(20).to_line()[:-1])
+    assert Store.read(tmp_path) == [cell(10), cell(20)]
+    filled(tmp_path, cell(30))
+    assert Store.read(tmp_path) == [cell(10), cell(20), cell(30)]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"schema": 1, "worklo\n', "line 2 is not a measurement: Invalid JSON"),
+        ("\n", "line 2 is not a measurement: Invalid JSON"),
+        (cell().to_line().decode().replace('"devices": 2', '"devices": "two"'), "line 2 is not a measurement: devices"),
+        (
+            cell().to_line().decode().replace('"schema": 1', '"schema": 2'),
+            "line 2: schema is 2, this Scalewise reads 1",
+        ),
+        (cell().to_line().decode().replace('"status": "ok"', '"status": "oom"'), "'oom' without a reason"),
+    ],
+)
+def test_a_bad_line_in_the_middle_is_named(tmp_path: Path, line: str, said: str) -> None:
+    path = filled(tmp_path, cell(10))
+    path.write_text(path.read_text() + line + cell(20).to_line().decode())
+    before = path.read_bytes()
+    for attempt in (lambda: Store.read(tmp_path), lambda: Store(tmp_path).__enter__()):
+        with pytest.raises(UserError) as refused:
+            attempt()
+        assert str(path) in str(refused.value)
+        assert said in str(refused.value)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_without_measurements_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"no measurements in {tmp_path}: there is no measurements.jsonl"):
+        Store.read(tmp_path)
+
+
+def test_a_measurement_names_an_environment_of_the_store(tmp_path: Path) -> None:
+    with Store(tmp_path) as store, pytest.raises(KeyError, match="is not in the store"):
+        store.append(cell())
+
+
+def test_a_second_writer_is_refused_and_told_who_writes(tmp_path: Path) -> None:
+    script = (
+        "import sys, signal\n"
+        "from scalewise.results.store import Store\n"
+        "with Store(sys.argv[1]):\n"
+        "    print('open', flush=True)\n"
+        "    signal.pause()\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "open\n"
+    with pytest.raises(UserError, match=rf"process {other.pid} is writing to {tmp_path}; wait .* --out"):
+        Store(tmp_path).__enter__()
+    other.send_signal(signal.SIGKILL)
+    other.communicate()
+    filled(tmp_path, cell())
+    assert Store.read(tmp_path) == [cell()]
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store(tmp_path) as store:
+        store.add_environment(HERE)
+        store.append(cell(10))
+        monkeypatch.setattr(os, "fsync", _no_space)
+        with pytest.raises(Exception, match="No space left on device"):
+            store.append(cell(20))
+    assert Store.read(tmp_path) == [cell(10)]
+
+
+def _no_space(_: int) -> None:
+    raise OSError(28, "No space left on device")
