@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
+from scalewise.collectives.collective import Collective
 from scalewise.collectives.send import Send, busiest_bytes, total_bytes
 
 
@@ -21,6 +23,17 @@ class Footprint:
     output_bytes: int
     parameter_shapes: tuple[tuple[int, ...], ...] = ()
     """In the same order; compression looks at them."""
+    ready: tuple[float, ...] = ()
+    """When, as a fraction of backward, each gradient is complete, in the same order; empty: in step with the bytes."""
+
+    def backward_shares(self, groups: Sequence[range]) -> list[float]:
+        """The part of backward that passes until each group of gradients is complete, after the one before it."""
+        total = sum(self.parameter_bytes)
+        if not self.ready:
+            return [sum(self.parameter_bytes[position] for position in group) / total for group in groups]
+        ends = [max(self.ready[position] for position in group) for group in groups]
+        ends[-1] = 1.0
+        return [max(0.0, end - before) for before, end in pairwise([0.0, *accumulate(ends, max)])]
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,10 @@ class Operation:
     share: float = 1.0
     """The part of the phase's seconds that this operation takes (a bucket's part of backward, say)."""
     send: Send | None = None
+    collective: Collective | None = None
+    """Of all its ranks at once; `rank` is the first."""
+    count: int = 1
+    """So many ranks, from `rank` on, are alike and do the same."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +62,13 @@ class Plan:
 
     @property
     def sends(self) -> list[Send]:
-        return [operation.send for operation in self.operations if operation.send]
+        made: list[Send] = []
+        for operation in self.operations:
+            if operation.send:
+                made.append(operation.send)
+            elif operation.collective:
+                made += operation.collective.sends
+        return made
 
     @property
     def bytes_per_step(self) -> int:
@@ -68,8 +91,17 @@ class PlanBuilder:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
 
-    def compute(self, phase: str, rank: int, samples: int, after: Iterable[int] = (), share: float = 1.0) -> tuple[int]:
-        self.operations.append(Operation(phase, rank, tuple(after), samples, share))
+    def compute(
+        self, phase: str, rank: int, samples: int, after: Iterable[int] = (), share: float = 1.0, count: int = 1
+    ) -> tuple[int]:
+        self.operations.append(Operation(phase, rank, tuple(after), samples, share, count=count))
+        return (len(self.operations) - 1,)
+
+    def collective(self, phase: str, collective: Collective, after: Iterable[int]) -> tuple[int, ...]:
+        """Starts when all have come to it; nothing if there is nobody to exchange with."""
+        if collective.ranks == 1 or collective.bytes == 0:
+            return tuple(after)
+        self.operations.append(Operation(phase, 0, tuple(after), collective=collective, count=collective.ranks))
         return (len(self.operations) - 1,)
 
     def transfer(self, phase: str, sends: Iterable[Send], after: Mapping[int, tuple[int, ...]]) -> Ends:

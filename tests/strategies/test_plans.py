@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scalewise.errors import UserError
@@ -51,6 +53,50 @@ def test_the_default_device_carries_two_models_per_other_device(devices: int) ->
     samples = 8 - share_sizes(8, devices)[0]
     expected = 2 * S * (devices - 1) + samples * (MODEL.input_bytes + 2 * MODEL.output_bytes)
     assert plan.busiest_bytes == pytest.approx(expected, rel=1e-4)
+
+
+def test_torchs_own_data_parallel_broadcasts_and_reduces_by_nccl() -> None:
+    plan = strategy_of("data-parallel:engine=threads").plan(MODEL, 3, 10)
+    assert [(step.phase, step.rank, step.samples, step.count) for step in plan.operations] == [
+        ("load", 0, 10, 1),
+        ("scatter", 0, 0, 1),
+        ("scatter", 0, 0, 1),
+        ("broadcast", 0, 0, 3),
+        ("forward", 0, 4, 1),
+        ("forward", 1, 4, 1),
+        ("forward", 2, 2, 1),
+        ("gather", 1, 0, 1),
+        ("gather", 2, 0, 1),
+        ("loss", 0, 10, 1),
+        ("scatter", 0, 0, 1),
+        ("scatter", 0, 0, 1),
+        ("backward", 0, 4, 1),
+        ("backward", 1, 4, 1),
+        ("backward", 2, 2, 1),
+        ("reduce", 0, 0, 3),
+        ("update", 0, 10, 1),
+    ]
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_its_pipelined_copies_put_two_models_on_every_link(devices: int) -> None:
+    plan = strategy_of("data-parallel:engine=threads").plan(MODEL, devices, 8)
+    model = [step.collective.bytes for step in plan.operations if step.collective]
+    assert model == [S, S]
+    assert plan.bytes_per_step == pytest.approx(2 * S * (devices - 1), rel=0.01)
+
+
+def test_thousands_of_ranks_take_no_longer_plan_than_two() -> None:
+    few = strategy_of("mirrored").plan(MODEL, 2, 8192)
+    many = strategy_of("mirrored").plan(MODEL, 4096, 8192)
+    assert len(many.operations) == len(few.operations)
+    assert {step.count for step in many.operations} == {4096}
+
+
+def test_gradients_leave_when_they_are_ready_and_not_when_their_bytes_would_say() -> None:
+    late = replace(MODEL, ready=(0.1, 1.0))
+    plan = strategy_of("mirrored").plan(late, 2, 8)
+    assert [step.share for step in plan.operations if step.phase == "backward"] == pytest.approx([0.1, 0.9])
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "ring"])

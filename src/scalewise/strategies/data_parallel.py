@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from scalewise.collectives import point_to_point
+from scalewise.collectives.collective import Collective
 from scalewise.collectives.send import Send
-from scalewise.plan import Footprint, Plan, PlanBuilder
+from scalewise.plan import Ends, Footprint, Plan, PlanBuilder
 from scalewise.strategies.shares import share_sizes
 from scalewise.strategies.strategy import Backend
 
@@ -25,6 +26,8 @@ class DataParallel:
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
         """A device without samples takes no part, as in torch."""
+        if self.engine == "threads":
+            return _threads_plan(footprint, devices, batch)
         builder = PlanBuilder()
         samples = [size for size in share_sizes(batch, devices) if size]
         others = range(1, len(samples))
@@ -58,3 +61,37 @@ class DataParallel:
         reduced = builder.transfer("reduce", from_each(dict.fromkeys(others, model)), ends)
         builder.compute("update", 0, batch, ends[0] + reduced.get(0, ()))
         return builder.plan()
+
+
+def _threads_plan(footprint: Footprint, devices: int, batch: int) -> Plan:
+    """torch.nn.DataParallel: one process; NCCL's broadcast and reduce are pipelined, so every link carries two models.
+
+    Shares are torch's chunks: all but the last as large as the largest.
+    """
+    builder = PlanBuilder()
+    chunk = -(-batch // devices)
+    samples = [min(chunk, batch - start) for start in range(0, batch, chunk)]
+    others = range(1, len(samples))
+    model = sum(footprint.parameter_bytes)
+
+    def to_each(phase: str, bytes_per_sample: int, after: tuple[int, ...]) -> Ends:
+        made = [Send(0, rank, samples[rank] * bytes_per_sample) for rank in others if bytes_per_sample]
+        return builder.transfer(phase, made, {0: after})
+
+    loaded = builder.compute("load", 0, batch)
+    scattered = to_each("scatter", footprint.input_bytes, loaded)
+    before = tuple(position for positions in scattered.values() for position in positions) or loaded
+    have = builder.collective("broadcast", Collective("broadcast", "nccl", len(samples), model), before)
+    ends = {rank: builder.compute("forward", rank, samples[rank], have) for rank in range(len(samples))}
+    gathered = builder.transfer(
+        "gather", [Send(rank, 0, samples[rank] * footprint.output_bytes) for rank in others], ends
+    )
+    loss = builder.compute("loss", 0, batch, ends[0] + gathered.get(0, ()))
+    returned = to_each("scatter", footprint.output_bytes, loss)
+    ends = {
+        rank: builder.compute("backward", rank, samples[rank], returned.get(rank, loss)) for rank in range(len(samples))
+    }
+    all_done = tuple(position for positions in ends.values() for position in positions)
+    reduced = builder.collective("reduce", Collective("reduce", "nccl", len(samples), model), all_done)
+    builder.compute("update", 0, batch, reduced)
+    return builder.plan()

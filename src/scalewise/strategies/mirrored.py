@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from scalewise.collectives import sends
-from scalewise.collectives.send import Send
+from scalewise.collectives.collective import Collective
 from scalewise.errors import UserError
 from scalewise.plan import Footprint, Plan
 from scalewise.strategies.buckets import buckets_of
@@ -43,8 +42,8 @@ class Mirrored:
         return ONE_BUCKET_MB if self.compress == "powersgd" else self.bucket_MB
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
-        def reduce(bucket: range) -> list[tuple[Send, ...]]:
-            return [sends(backend, "all_reduce", devices, size) for size in self._reduced_bytes(footprint, bucket)]
+        def reduce(bucket: range) -> list[Collective]:
+            return [Collective("all_reduce", backend, devices, size) for size in self._reduced_bytes(footprint, bucket)]
 
         buckets = buckets_of(footprint.parameter_bytes, self.bucket_limit_MB)
         return replicated_plan(footprint, devices, batch, buckets, reduce)

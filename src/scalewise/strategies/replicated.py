@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from scalewise.collectives.send import Send
+from scalewise.collectives.collective import Collective
 from scalewise.plan import Footprint, Plan, PlanBuilder
-from scalewise.strategies.shares import share_sizes
+from scalewise.strategies.shares import alike_shares
 
 
 def replicated_plan(
@@ -14,7 +14,7 @@ def replicated_plan(
     devices: int,
     batch: int,
     buckets: Sequence[range],
-    reduce: Callable[[range], Sequence[Sequence[Send]]],
+    reduce: Callable[[range], Sequence[Collective]],
 ) -> Plan:
     """Every bucket is reduced, by one collective or several, once all ranks have its gradients.
 
@@ -22,20 +22,22 @@ def replicated_plan(
     links                               | reduce bucket 0   | reduce 1 |
     """
     builder = PlanBuilder()
-    samples = share_sizes(batch, devices)
-    ranks = range(devices)
-    done = {rank: builder.compute("load", rank, samples[rank]) for rank in ranks}
-    for phase in ("forward", "loss"):
-        done = {rank: builder.compute(phase, rank, samples[rank], done[rank]) for rank in ranks}
-    total = sum(footprint.parameter_bytes)
-    reduced: dict[int, tuple[int, ...]] = dict.fromkeys(ranks, ())
-    for bucket in buckets:
-        share = sum(footprint.parameter_bytes[position] for position in bucket) / total
-        done = {rank: builder.compute("backward", rank, samples[rank], done[rank], share) for rank in ranks}
-        for sends in reduce(bucket):
+    alike = alike_shares(batch, devices)
+
+    def every(phase: str, after: dict[int, tuple[int, ...]], share: float = 1.0) -> dict[int, tuple[int, ...]]:
+        return {
+            first: builder.compute(phase, first, samples, after[first], share, count) for first, count, samples in alike
+        }
+
+    done: dict[int, tuple[int, ...]] = {first: () for first, _, _ in alike}
+    for phase in ("load", "forward", "loss"):
+        done = every(phase, done)
+    reduced: tuple[int, ...] = ()
+    for bucket, share in zip(buckets, footprint.backward_shares(buckets), strict=True):
+        done = every("backward", done, share)
+        for collective in reduce(bucket):
             # Collectives of one group run one after the other.
-            ends = builder.transfer("reduce", sends, {rank: done[rank] + reduced[rank] for rank in ranks})
-            reduced |= ends
-    for rank in ranks:
-        builder.compute("update", rank, samples[rank], done[rank] + reduced[rank])
+            ready = tuple(position for positions in done.values() for position in positions)
+            reduced = builder.collective("reduce", collective, ready + reduced) if devices > 1 else ()
+    every("update", {first: positions + reduced for first, positions in done.items()})
     return builder.plan()

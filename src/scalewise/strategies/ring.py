@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scalewise.collectives.ring import PIECE_MB, ring_sends
-from scalewise.collectives.send import Send
+from scalewise.collectives.collective import Collective
+from scalewise.collectives.ring import PIECE_MB
 from scalewise.plan import Footprint, Plan
 from scalewise.strategies.buckets import buckets_of
 from scalewise.strategies.replicated import replicated_plan
@@ -27,9 +27,9 @@ class Ring:
     """Chunks travel in pieces of this size, so that sending, receiving and adding overlap."""
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
-        def reduce(bucket: range) -> list[tuple[Send, ...]]:
+        def reduce(bucket: range) -> list[Collective]:
             size = sum(footprint.parameter_bytes[position] for position in bucket)
-            return [ring_sends(devices, size, self.piece_MB, backend)]
+            return [Collective("all_reduce", backend, devices, size, self.piece_MB)]
 
         buckets = buckets_of(footprint.parameter_bytes, self.bucket_MB)
         return replicated_plan(footprint, devices, batch, buckets, reduce)

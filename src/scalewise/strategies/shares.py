@@ -14,3 +14,9 @@ def share_sizes(count: int, parts: int) -> list[int]:
     """7 samples on 3 devices -> [3, 2, 2]."""
     cuts = [split(count, parts, part) for part in range(parts)]
     return [cut.stop - cut.start for cut in cuts]
+
+
+def alike_shares(count: int, parts: int) -> list[tuple[int, int, int]]:
+    """(first part, how many alike, samples of each): 7 samples on 3 devices -> [(0, 1, 3), (1, 2, 2)]."""
+    size, longer = divmod(count, parts)
+    return [each for each in ((0, longer, size + 1), (longer, parts - longer, size)) if each[1]]

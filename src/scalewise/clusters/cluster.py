@@ -1,0 +1,103 @@
+"""What training runs on: devices in hosts, the links between them, what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Between = Literal["devices", "hosts", "host-device"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of device, and how many of it every host has."""
+
+    name: str
+    count: int
+    memory_GB: float
+    peak_TFLOPS: float
+    """Single precision, without tensor cores."""
+    memory_GBps: float
+    launch_us: float
+    """From asking for a piece of work to its start."""
+    copy_GBps: float | None = None
+    """How fast the device itself moves what it sends and receives, where no copy engine does it: CPU ranks."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins devices of a host, hosts, or a device and its host's memory."""
+
+    between: Between
+    kind: str
+    GBps: float
+    """Of one path, each way: what arrives, not what the port could do."""
+    latency_us: float
+    shared: bool = False
+    """All traffic of a host crosses one channel."""
+    group: int | None = None
+    """Devices are joined by so many, in order: 2 for bridges over pairs. None: all of a host."""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Constants of one operation over so many devices, in place of the formula."""
+
+    operation: str
+    backend: str
+    devices: int
+    GBps: float
+    """Bytes over the busiest link, by the second."""
+    latency_us: float
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts that are all alike."""
+
+    name: str
+    hosts: int
+    devices_per_host: int
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...]
+    price_per_hour: float | None = None
+    """Of the whole cluster, in US dollars."""
+    measured: tuple[Measured, ...] = ()
+    backend: Literal["nccl", "gloo"] = "nccl"
+    knowledge: Literal["catalogue", "fitted", "measured"] = "catalogue"
+    """Where its links' constants come from: intervals depend on it."""
+    summary: str = ""
+    source: str = ""
+
+    @property
+    def size(self) -> int:
+        return self.hosts * self.devices_per_host
+
+    def device_at(self, place: int) -> Device:
+        """The kind of the device at this place of a host."""
+        for device in self.devices:
+            if place < device.count:
+                return device
+            place -= device.count
+        raise IndexError(f"{self.name} has no device {place} on a host")
+
+    def link(self, between: Between) -> Link | None:
+        """The one that joins all there are of a kind."""
+        return next((link for link in self.links if link.between == between and link.group is None), None)
+
+    def link_between(self, place: int, other: int) -> Link | None:
+        """The closest one that joins two devices of a host."""
+        within = [link for link in self.links if link.between == "devices"]
+        for link in sorted(within, key=lambda link: link.group or self.devices_per_host + 1):
+            if link.group is None or place // link.group == other // link.group:
+                return link
+        return None
+
+    def with_link(self, between: Between, GBps: float) -> Cluster:
+        """The same with one link's bandwidth replaced by a fitted one; what was measured for operations is dropped."""
+        links = tuple(
+            replace(link, GBps=GBps, source="fitted") if link.between == between else link for link in self.links
+        )
+        return replace(self, links=links, measured=(), knowledge="fitted")
