@@ -47,5 +47,5 @@ def load_stevens() -> tuple[StevensRow, ...]:
 
 def rows_of(name: str) -> Iterator[dict[str, str]]:
     """The lines of a table that ships with the package."""
-    with (files(__package__) / name).open(newline="") as lines:
+    with (files(__package__) / name).open() as lines:
         yield from csv.DictReader(lines)

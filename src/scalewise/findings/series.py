@@ -1,0 +1,117 @@
+"""Measurements sorted into series: what may be compared, each with its single-device baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalewise.findings.cell import Cell, Series
+from scalewise.findings.machine import machine_text, when_text
+from scalewise.results.environment import Environment
+from scalewise.results.measurement import Measurement
+from scalewise.strategies.registry import STRATEGIES
+
+Key = tuple[Any, ...]
+
+
+def series_of(measurements: Sequence[Measurement], environments: Mapping[str, Environment]) -> list[Series]:
+    """Cells without a time, or of which nobody noted how many samples an epoch has, are left out.
+
+    A strategy that was not run on one device itself is compared with `single`, if that was.
+    """
+    timed = [each for each in measurements if cell_of(each, environments) is not None]
+    groups: dict[Key, list[Measurement]] = defaultdict(list)
+    singles: dict[Key, list[Measurement]] = defaultdict(list)
+    for each in timed:
+        groups[_alike(each), strategy_text(each), each.hosts, each.link].append(each)
+        if each.devices == 1 and each.hosts == 1:
+            singles[_alike(each), strategy_text(each)].append(each)
+    spread = {key[0] for key in groups if key[1] != "single"}
+    found: list[tuple[list[Measurement], list[Measurement]]] = []
+    for key, members in groups.items():
+        alike, strategy, *_ = key
+        if strategy == "single" and alike in spread:
+            continue
+        own = {each.batch for each in members if each.devices == 1}
+        lone = singles[alike, strategy] or singles[alike, "single"]
+        found.append((members, [each for each in lone if each.batch not in own]))
+    return [
+        Series(
+            members[0].workload,
+            label,
+            tuple(cell for each in (*members, *baseline) if (cell := cell_of(each, environments))),
+            machine=machine_text(environments[members[0].environment], members[0].device_kind),
+            when=when_text([each.started for each in members]),
+        )
+        for (members, baseline), label in zip(found, _labels([members[0] for members, _ in found]), strict=True)
+    ]
+
+
+def cell_of(measurement: Measurement, environments: Mapping[str, Environment]) -> Cell | None:
+    environment = environments.get(measurement.environment)
+    if measurement.status != "ok" or environment is None or environment.samples_per_epoch is None:
+        return None
+    step, samples = measurement.step_seconds, environment.samples_per_epoch
+    epoch = measurement.epoch_seconds
+    if epoch is None:
+        assert step is not None
+        epoch = step.median * -(-samples // measurement.batch)
+    moved = measurement.bytes_per_step
+    return Cell(
+        measurement.devices,
+        measurement.batch,
+        samples,
+        epoch,
+        uncertainty=(step.high - step.low) / 2 / step.median if step and step.n > 1 else 0.0,
+        bytes_per_step=moved.busiest if moved else None,
+        phases=measurement.phases,
+    )
+
+
+def strategy_text(measurement: Measurement) -> str:
+    """'mirrored', or with the options that differ from their defaults: 'parameter-server:servers=2'."""
+    kind = STRATEGIES.get(measurement.strategy)
+    usual = dataclasses.asdict(kind()) if kind else {}  # type: ignore[call-overload]
+    given = [f"{key}={value}" for key, value in measurement.options.items() if usual.get(key) != value]
+    return f"{measurement.strategy}:{','.join(given)}" if given else measurement.strategy
+
+
+def _alike(measurement: Measurement) -> Key:
+    """All that a cell and its single-device baseline must share."""
+    return (
+        measurement.workload,
+        measurement.device_kind,
+        measurement.precision,
+        measurement.optimizer,
+        measurement.protocol,
+        measurement.execution,
+        measurement.environment,
+    )
+
+
+def _labels(firsts: list[Measurement]) -> list[str]:
+    """Strategies, with whatever else tells apart series that would bear the same name."""
+    same: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+    for each in firsts:
+        same[each.workload, strategy_text(each)].append(each)
+    labels = []
+    for each in firsts:
+        others = same[each.workload, strategy_text(each)]
+        differing = [name for name in _TELLING if len({getattr(other, name) for other in others}) > 1]
+        extra = [_TELLING[name].format(getattr(each, name)) for name in differing if getattr(each, name) is not None]
+        labels.append(", ".join([strategy_text(each), *extra]))
+    return labels
+
+
+_TELLING = {
+    "device_kind": "{}",
+    "hosts": "hosts {}",
+    "link": "{}",
+    "precision": "{}",
+    "optimizer": "{}",
+    "protocol": "{} protocol",
+    "execution": "{}",
+    "environment": "environment {}",
+}

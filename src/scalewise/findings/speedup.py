@@ -1,0 +1,120 @@
+"""Speed-ups over one device: the best of each device count, and the cells that choke."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scalewise.findings.cell import Series
+from scalewise.findings.finding import Finding, listed
+
+TELLABLE = 0.02
+"""A difference below this is none: timings are not better than that."""
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """A cell beside one device at the same global batch."""
+
+    devices: int
+    batch: int
+    batch_per_device: int
+    speedup: float
+    slower: bool
+    """Beyond doubt, as is the next."""
+    faster: bool
+
+    @property
+    def efficiency(self) -> float:
+        return self.speedup / self.devices
+
+
+@dataclass(frozen=True)
+class BestSpeedups(Finding):
+    """Of each device count, over its batches."""
+
+    best: tuple[Speedup, ...]
+    over_best_single: dict[int, float]
+    """Device count -> its fastest epoch beside the fastest of one device, each at the batch that suits it."""
+    best_single_batch: int
+
+    @property
+    def sentence(self) -> str:
+        best = listed([f"{each.speedup:.2f}x on {each.devices} (batch {each.batch})" for each in self.best])
+        ratios = listed([f"{ratio:.2f}x" for ratio in self.over_best_single.values()])
+        return f"at best {best}; beside one device at its best batch, {self.best_single_batch}: {ratios}"
+
+
+@dataclass(frozen=True)
+class Chokes(Finding):
+    """Which cells are slower than one device."""
+
+    cells: int
+    """With several devices and a single-device cell to compare with."""
+    gaining: int
+    choking: tuple[Speedup, ...]
+    """The worst first."""
+
+    @property
+    def never_gains(self) -> bool:
+        return len(self.choking) == self.cells
+
+    @property
+    def sentence(self) -> str:
+        if not self.choking:
+            if self.gaining:
+                return f"no cell of {self.cells} is slower than one device, and {self.gaining} are faster"
+            return f"none of {self.cells} cells is faster or slower than one device beyond doubt"
+        worst, least = self.choking[0], self.choking[-1]
+        times = f"{1 / worst.speedup:.1f} times as long"
+        if len(self.choking) > 1:
+            times = f"{1 / least.speedup:.1f} to {times}"
+        where = f"worst on {worst.devices} devices at batch {worst.batch}"
+        if self.never_gains:
+            return f"never gains from more devices: all {self.cells} cells take {times} as one device, {where}"
+        chokes = f"{len(self.choking)} of {self.cells} cells choke: they take {times} as one device, {where}"
+        return f"{chokes}; {self.gaining} are faster"
+
+
+def speedups(series: Series) -> list[Speedup]:
+    """Every cell on several devices that has a baseline."""
+    return [
+        Speedup(
+            cell.devices,
+            cell.batch,
+            cell.batch_per_device,
+            one.epoch_seconds / cell.epoch_seconds,
+            slower=cell.surely_slower_than(one, TELLABLE),
+            faster=one.surely_slower_than(cell, TELLABLE),
+        )
+        for one, cell in series.pairs
+    ]
+
+
+def best_speedups(series: Series) -> BestSpeedups | None:
+    """None without pairs to compare."""
+    every = speedups(series)
+    if not every:
+        return None
+    counts = sorted({each.devices for each in every})
+    single = min(series.line(1), key=lambda cell: cell.epoch_seconds)
+    return BestSpeedups(
+        series.name,
+        tuple(
+            max((each for each in every if each.devices == count), key=lambda each: each.speedup) for count in counts
+        ),
+        {count: single.epoch_seconds / min(cell.epoch_seconds for cell in series.line(count)) for count in counts},
+        single.batch,
+    )
+
+
+def chokes(series: Series) -> Chokes | None:
+    """None without pairs to compare."""
+    every = sorted(speedups(series), key=lambda each: each.speedup)
+    if not every:
+        return None
+    return Chokes(
+        series.name,
+        len(every),
+        sum(each.faster for each in every),
+        tuple(each for each in every if each.slower),
+    )

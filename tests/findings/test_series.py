@@ -1,0 +1,107 @@
+"""Which measurements may be compared, and with what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scalewise.findings.machine import machine_text, when_text
+from scalewise.findings.series import series_of
+from scalewise.results.environment import Environment
+from scalewise.results.measurement import Measurement
+from scalewise.results.statistics import Interval
+
+HERE = Environment(hardware={"cpu": "Some CPU", "cores": 2}, samples_per_epoch=95)
+KNOWN = {HERE.id: HERE}
+
+
+def measured(strategy: str, devices: int, batch: int, seconds: float = 0.1, **more: Any) -> Measurement:
+    given: dict[str, Any] = {
+        "device_kind": "cpu",
+        "optimizer": "adam",
+        "protocol": "quick",
+        "execution": "eager",
+        "step_seconds": Interval(seconds, seconds * 0.97, seconds * 1.05, 20),
+        "environment": HERE.id,
+        "started": "2026-11-15T10:00:00+00:00",
+        **more,
+    }
+    return Measurement(
+        workload="linear",
+        strategy=strategy,
+        devices=devices,
+        batch=batch,
+        batch_per_device=-(-batch // devices),
+        **given,
+    )
+
+
+def test_a_strategy_without_a_single_device_cell_is_compared_with_single() -> None:
+    [series] = series_of([measured("single", 1, 10, 0.1), measured("mirrored", 2, 10, 0.3)], KNOWN)
+    assert series.name == "linear, mirrored"
+    [(one, two)] = series.pairs
+    assert one.devices == 1
+    assert one.epoch_seconds == pytest.approx(1.0)  # ten steps, the last one short
+    assert two.epoch_seconds == pytest.approx(3.0)
+
+
+def test_a_strategy_that_ran_on_one_device_is_its_own_baseline() -> None:
+    cells = [measured("single", 1, 10, 0.1), measured("mirrored", 1, 10, 0.2), measured("mirrored", 2, 10, 0.3)]
+    [series] = series_of(cells, KNOWN)
+    assert [one.epoch_seconds for one, _ in series.pairs] == pytest.approx([2.0])
+
+
+def test_hosts_are_compared_with_one_device_on_one_host() -> None:
+    cells = [
+        measured("mirrored", 1, 10, 0.1),
+        measured("mirrored", 2, 10, 0.2),
+        measured("mirrored", 2, 10, 0.8, hosts=2, link="1gbit"),
+    ]
+    here, apart = series_of(cells, KNOWN)
+    assert (here.strategy, apart.strategy) == ("mirrored, hosts 1", "mirrored, hosts 2, 1gbit")
+    assert [cell.epoch_seconds / one.epoch_seconds for one, cell in apart.pairs] == pytest.approx([8.0])
+
+
+def test_a_graph_on_one_device_is_no_baseline_for_eager_ones() -> None:
+    cells = [measured("single", 1, 10, execution="graph"), measured("mirrored", 2, 10)]
+    assert [series.pairs for series in series_of(cells, KNOWN)] == [[], []]
+
+
+def test_cells_that_failed_or_of_unknown_epochs_are_left_out() -> None:
+    failed = measured("single", 1, 20, status="oom", reason="out of memory", step_seconds=None)
+    unknown = measured("single", 1, 30, environment="not in the file")
+    [series] = series_of([measured("single", 1, 10), failed, unknown], KNOWN)
+    assert series.batches == [10]
+
+
+def test_the_uncertainty_of_a_cell_is_half_its_interval() -> None:
+    [series] = series_of([measured("single", 1, 10)], KNOWN)
+    assert series.cells[0].uncertainty == pytest.approx(0.04)
+
+
+def test_options_are_named_where_they_differ_from_the_defaults() -> None:
+    usual = measured("parameter-server", 2, 10, options={"servers": 1})
+    sharded = measured("parameter-server", 2, 20, options={"servers": 2})
+    assert [series.strategy for series in series_of([usual, sharded], KNOWN)] == [
+        "parameter-server",
+        "parameter-server:servers=2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "hardware", "text"),
+    [
+        ("cpu", {"cpu": "Some CPU", "cores": 2, "gpus": ["H200"]}, "2 cores of Some CPU"),
+        ("cuda", {"gpus": ["H200", "H200"]}, "2x H200"),
+        ("cuda", {"gpus": [{"name": "H200"}]}, "H200"),
+        ("slice", {"gpus": ["H200"]}, "slices of H200"),
+    ],
+)
+def test_machines_are_named_after_what_was_used_of_them(kind: str, hardware: dict[str, Any], text: str) -> None:
+    assert machine_text(Environment(hardware=hardware), kind) == text
+
+
+def test_days_are_told_as_one_or_as_a_range() -> None:
+    assert when_text(["2026-11-15T10:00:00", "2026-11-15T11:00:00"]) == "2026-11-15"
+    assert when_text(["2026-11-15T10:00:00", "2026-11-14T11:00:00"]) == "2026-11-14 to 2026-11-15"
