@@ -103,4 +103,6 @@ def test_planned_bytes_equal_the_kernels_count_and_phases_sum(strategy: str, ran
         assert sent.busiest == pytest.approx(plan.busiest_bytes, rel=0.01)
     assert (sent.planned > 0) == (ranks > 1 or hasattr(chosen, "servers"))
     for outcome in outcomes:
+        if not outcome.step_seconds:  # an asynchronous worker that others left no work
+            continue
         assert sum(outcome.phases.values()) == pytest.approx(median(outcome.step_seconds), rel=0.05)
