@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scalewise.findings.cell import Series
 from scalewise.findings.finding import Finding, devices_text, listed
-from scalewise.findings.line import fit_line
+from scalewise.findings.line import fit_line, r_squared_text
 from scalewise.results.units import seconds_text
 
 HOLDS_FROM = 0.98
@@ -58,7 +58,7 @@ class InverseBatchLaw(Finding):
             ]
         )
         least, worst = min(fit.r_squared for fit in self.holding), max(fit.worst_error for fit in self.holding)
-        sentence = f"epoch = {laws} (R² ≥ {_down(least)}, no batch off by more than {worst:.1%})"
+        sentence = f"epoch = {laws} (R² ≥ {r_squared_text(least)}, no batch off by more than {worst:.1%})"
         if not failing:
             return sentence
         return f"{sentence}; not so on {devices_text([fit.devices for fit in failing])} (R² = {without})"
@@ -72,8 +72,3 @@ def inverse_batch_law(series: Series) -> InverseBatchLaw | None:
         if fit := fit_line([cell.steps for cell in cells], [cell.epoch_seconds for cell in cells]):
             fits.append(LawFit(devices, fit.intercept, fit.slope, fit.r_squared, fit.worst_error, len(cells)))
     return InverseBatchLaw(series.name, tuple(fits)) if fits else None
-
-
-def _down(r_squared: float) -> str:
-    """Never rounded up to 1."""
-    return f"{int(r_squared * 10_000) / 10_000:.4f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,3 +34,8 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
     spread = float(((ys - ys.mean()) ** 2).sum())
     r_squared = 1 - float((errors**2).sum()) / spread if spread else 0.0
     return Line(float(intercept), float(slope / scale), r_squared, float(np.abs(errors / ys).max()))
+
+
+def r_squared_text(r_squared: float) -> str:
+    """Never rounded up to 1."""
+    return f"{math.floor(r_squared * 10_000) / 10_000:.4f}" if r_squared > 0.99 else f"{r_squared:.2f}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scalewise.findings.cell import Cell, Series
 from scalewise.findings.finding import Finding, devices_text, listed
-from scalewise.findings.line import fit_line
+from scalewise.findings.line import fit_line, r_squared_text
 
 GOVERNS_FROM = 0.9
 """R squared above which we say that transfers govern the epoch."""
@@ -54,7 +54,7 @@ class TransferFit(Finding):
             return f"on several devices the bytes moved do not explain the epoch (R² = {self.r_squared:.2f})"
         return (
             f"on several devices an epoch follows the bytes moved, at {self.GBps:.2g} GB/s over "
-            f"{self.cells} cells (R² = {self.r_squared:.3f})"
+            f"{self.cells} cells (R² = {r_squared_text(self.r_squared)})"
         )
 
 

@@ -1,0 +1,71 @@
+"""Seconds per epoch at one batch, a bar per device count: the study's figures 3 to 10."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from scalewise.figures.style import COLOURS, FAINT, INK, RULE, new_figure, styled
+from scalewise.findings.cell import Series
+
+STUDY_BATCHES = (20, 50, 100, 300)
+MOST_CHARTS = 4
+
+
+@dataclass(frozen=True)
+class BarChart:
+    """One batch: seconds per epoch by device count."""
+
+    batch: int
+    seconds: dict[int, float]
+
+
+def bar_charts(series: Series) -> list[BarChart]:
+    """At the study's four batches, or as many of the batches that several device counts share."""
+    charts = []
+    for batch in series.batches:
+        seconds = {count: cell.epoch_seconds for count in series.device_counts if (cell := series.at(count, batch))}
+        if len(seconds) > 1:
+            charts.append(BarChart(batch, seconds))
+    chosen = [chart for chart in charts if chart.batch in STUDY_BATCHES]
+    if len(chosen) == MOST_CHARTS or len(charts) <= MOST_CHARTS:
+        return chosen if len(chosen) == MOST_CHARTS else charts
+    step = (len(charts) - 1) / (MOST_CHARTS - 1)
+    return [charts[round(number * step)] for number in range(MOST_CHARTS)]
+
+
+@styled
+def draw_bars(series: Series) -> Figure | None:
+    """None without a batch that several device counts share. Bars above one device's, marked by a line, choke."""
+    charts = bar_charts(series)
+    if not charts:
+        return None
+    figure, panels = new_figure(
+        f"{series.workload} under {series.strategy}: seconds per epoch by devices",
+        series.machine,
+        columns=len(charts),
+        width=max(4.5, 2.3 * len(charts)),
+        height=3.7,
+        when=series.when,
+        subtitle="Black: one device. Blue: faster. Orange: slower, it chokes.",
+    )
+    for axes, chart in zip(panels, charts, strict=True):
+        names = [str(count) for count in chart.seconds]
+        one = chart.seconds.get(1)
+        colours = [
+            INK if count == 1 else COLOURS[1] if one and seconds > one else COLOURS[0]
+            for count, seconds in chart.seconds.items()
+        ]
+        bars = axes.bar(names, list(chart.seconds.values()), color=colours, width=0.72)
+        axes.bar_label(bars, [f"{seconds:.3g}" for seconds in chart.seconds.values()], fontsize=8.5, padding=2)
+        if one:
+            axes.axhline(one, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
+        axes.set_title(f"batch {chart.batch}")
+        axes.set_ylim(0, max(chart.seconds.values()) * 1.12)
+        axes.set_xlabel("devices")
+        axes.spines["left"].set_color(RULE)
+        axes.tick_params(axis="x", length=0)
+        axes.grid(axis="y")
+    panels[0].set_ylabel("seconds per epoch")
+    return figure

@@ -1,0 +1,54 @@
+"""What crosses the busiest link in an epoch against the seconds the epoch takes, with the line through it."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from scalewise.figures.style import FAINT, device_look, legend_above, new_figure, styled
+from scalewise.findings.cell import Series
+from scalewise.findings.line import r_squared_text
+from scalewise.findings.traffic import GB, moving, transfer_fit
+
+
+def transfers(series: Series) -> dict[int, list[tuple[float, float]]]:
+    """Device count -> (GB per epoch, seconds per epoch), from the largest batch to the smallest."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for cell in sorted(moving(series), key=lambda cell: (cell.devices, -cell.batch)):
+        found.setdefault(cell.devices, []).append(((cell.bytes_per_epoch or 0) / GB, cell.epoch_seconds))
+    return found
+
+
+@styled
+def draw_transfer(series: Series, subtitle: str = "") -> Figure | None:
+    """None where nothing was moved, or nobody counted it."""
+    points = transfers(series)
+    if not points:
+        return None
+    figure, [axes] = new_figure(
+        f"{series.workload} under {series.strategy}: transfer and epoch time",
+        series.machine,
+        when=series.when,
+        subtitle=subtitle,
+    )
+    for devices, line in points.items():
+        axes.plot(*zip(*line, strict=True), **device_look(devices, series.device_counts), linestyle="none", zorder=3)
+    fit = transfer_fit(series)
+    furthest = max(gigabytes for line in points.values() for gigabytes, _ in line)
+    if fit and fit.GBps:
+        ends = np.array([0.0, furthest])
+        axes.plot(
+            ends,
+            [fit.epoch_seconds(gigabytes * GB) for gigabytes in ends],
+            color=FAINT,
+            linewidth=1.4,
+            linestyle="-" if fit.governs else (0, (4, 3)),
+            label=f"{fit.floor_seconds:.2g} s + bytes / {fit.GBps:.2g} GB/s,  R² = {r_squared_text(fit.r_squared)}",
+        )
+    axes.set_xlim(0, furthest * 1.04)
+    axes.set_ylim(bottom=0)
+    axes.grid()
+    axes.set_xlabel("GB that the busiest device sends and receives in an epoch")
+    axes.set_ylabel("seconds per epoch")
+    legend_above(axes)
+    return figure

@@ -1,0 +1,73 @@
+"""Figures are files that open, with the axes, labels and bars that their numbers ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from scalewise.figures.bars import draw_bars
+from scalewise.figures.epochs import draw_epochs
+from scalewise.figures.gallery import draw_all
+from scalewise.figures.phases import draw_phases
+from scalewise.figures.scaling import draw_scaling
+from scalewise.figures.speedups import draw_speedups
+from scalewise.figures.transfer import draw_transfer
+from scalewise.findings.cell import Cell, Series
+from scalewise.findings.series import series_of
+from scalewise.published.measured import stevens_environment, stevens_measurements
+
+PHASES = {"forward": 0.1, "backward": 0.2}
+
+
+@pytest.fixture(scope="module")
+def study() -> dict[str, Series]:
+    environment = stevens_environment()
+    return {series.workload: series for series in series_of(stevens_measurements(), {environment.id: environment})}
+
+
+def test_the_line_chart_has_a_line_per_gpu_count_and_is_labelled_with_machine_and_year(
+    study: dict[str, Series],
+) -> None:
+    figure = draw_epochs(study["conv"])
+    [axes] = figure.axes
+    lines = [line for line in axes.lines if str(line.get_label()).endswith(("device", "devices"))]
+    assert [line.get_label() for line in lines] == ["1 device", "2 devices", "3 devices", "4 devices"]
+    assert [len(line.get_xdata()) for line in lines] == [12] * 4  # type: ignore[arg-type]
+    assert list(lines[3].get_ydata())[3] == 0.8539  # type: ignore[arg-type]
+    assert figure.get_supxlabel() == "4x GTX 1080 Ti, 2020"
+    assert axes.get_ylabel() == "seconds per epoch"
+
+
+def test_the_bars_are_four_panels_and_those_that_choke_have_another_colour(study: dict[str, Series]) -> None:
+    linear, conv = draw_bars(study["linear"]), draw_bars(study["conv"])
+    assert linear
+    assert conv
+    assert [axes.get_title(loc="left") for axes in linear.axes] == ["batch 20", "batch 50", "batch 100", "batch 300"]
+    assert [round(bar.get_height(), 4) for bar in linear.axes[0].patches] == [0.5914, 4.561, 4.6384, 4.6626]  # type: ignore[attr-defined]
+    assert linear.axes[0].patches[1].get_facecolor() != conv.axes[0].patches[1].get_facecolor()
+
+
+def test_what_the_cells_do_not_show_is_not_drawn() -> None:
+    lone = Series("m", "single", (Cell(1, 10, 100, 1.0),))
+    assert [draw(lone) for draw in (draw_bars, draw_speedups, draw_scaling, draw_transfer)] == [None] * 4
+    assert draw_phases([lone]) is None
+
+
+def test_a_gallery_is_written_as_png_and_svg(tmp_path: Path) -> None:
+    cells = [
+        Cell(devices, batch, 100, 1.0 / devices, bytes_per_step=1000 * (devices - 1), phases=PHASES)
+        for devices in (1, 2)
+        for batch in (10, 20, 40)
+    ]
+    paths = draw_all([Series("m:a=1", "mirrored", tuple(cells), "a machine", "2026-11-15")], tmp_path)
+    names = ["epochs-m-a-1-mirrored", "bars-m-a-1-mirrored", "speedups-m-a-1-mirrored", "scaling-m-a-1-mirrored"]
+    names += ["transfer-m-a-1-mirrored", "phases-m-a-1"]
+    assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
+    for path in paths:
+        if path.suffix == ".png":
+            with Image.open(path) as image:
+                assert min(image.size) > 500
+        else:
+            assert "a machine, 2026-11-15" in path.read_text()
