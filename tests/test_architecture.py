@@ -28,8 +28,10 @@ LAYERS = [
     {"data"},
     {"figures"},
     {"findings", "published"},
+    {"prediction"},
+    {"simulation"},
     {"strategies"},
-    {"plan"},
+    {"plan", "clusters"},
     {"collectives", "results"},
     {"timeline"},
     {"atomic", "spec", "phases"},
@@ -37,8 +39,8 @@ LAYERS = [
 ]
 """From the command line down; a module imports from its own part or from layers below its own."""
 WITHOUT_TORCH = [
-    "atomic", "collectives", "cli.app", "errors", "experiments.registry", "figures", "findings", "phases", "plan",
-    "published", "results", "spec", "strategies", "timeline", "workloads.catalogue",
+    "atomic", "clusters", "collectives", "cli.app", "errors", "experiments.registry", "figures", "findings", "phases",
+    "plan", "prediction", "published", "results", "simulation", "spec", "strategies", "timeline", "workloads.catalogue",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from scalewise.clusters.read import parse_cluster, read_cluster
 from scalewise.errors import UserError
 from scalewise.spec import unknown
 
-COMPOSED = re.compile(r"(\d+)\s*x\s*([\w.-]+)((?:\s*,\s*[\w. -]+)*)", re.IGNORECASE)
+COMPOSED = re.compile(r"(\d+)\s*x\s*([a-z][\w.-]*)((?:\s*,\s*[\w. -]+)*)", re.IGNORECASE)
 EXAMPLE = "'8 x a100-nvlink, 4 hosts, 100gbe'"
 
 

@@ -60,6 +60,8 @@ class ProfileDocument(BaseModel):
     parameter_bytes: NonNegativeInt
     layers: tuple[LayerCost, ...]
     steps: tuple[StepCost, ...]
+    input_bytes: NonNegativeInt = 0
+    """Of one sample; 0: nothing worth counting."""
     precision: str = "fp32"
     data: str = ""
     versions: dict[str, str] = {}

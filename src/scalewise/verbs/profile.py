@@ -73,6 +73,7 @@ def profile(
             execution=outcome.execution,
             samples_per_epoch=outcome.samples,
             parameter_bytes=described.parameter_bytes,
+            input_bytes=described.input_bytes,
             layers=tuple(
                 LayerCost(
                     name=layer.name,

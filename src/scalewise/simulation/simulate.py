@@ -1,0 +1,129 @@
+"""One step of a plan on a network: when each operation runs, given that devices and links do one thing at a time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from scalewise.collectives.collective import Collective
+from scalewise.collectives.send import Send
+from scalewise.plan import Operation, Plan
+from scalewise.simulation.conduct import Conduct
+from scalewise.simulation.network import Network, Traffic
+from scalewise.simulation.price import collective_seconds
+from scalewise.simulation.queues import run
+from scalewise.simulation.spans import spans_of
+from scalewise.timeline import Timeline
+
+Seconds = Callable[[str, int], float]
+"""(phase, samples) -> seconds on a device alone."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A step as simulated. Ranks that are alike appear once, under the first of them."""
+
+    operations: tuple[Operation, ...]
+    starts: list[float]
+    ends: list[float]
+
+    @property
+    def step_seconds(self) -> float:
+        return max(self.ends)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return Timeline(tuple(spans_of(self.operations, self.starts, self.ends)))
+
+
+class Simulator:
+    """Many plans over one network: what a collective costs there is found once."""
+
+    def __init__(self, network: Network, conduct: Conduct, slow: Mapping[int, float] | None = None) -> None:
+        self.network = network
+        self.conduct = conduct
+        self.slow = dict(slow or {})
+        """Straggling ranks, and the part of a device that each has."""
+        copy_GBps = network.cluster.devices[0].copy_GBps
+        self.copy_seconds_per_byte = 1 / (copy_GBps * 1e9) if copy_GBps else 0.0
+        self._prices: dict[Collective, float] = {}
+        self._paces: dict[tuple[int, int], float] = {}
+
+    def simulate(self, plan: Plan, seconds: Seconds) -> Simulated:
+        return _Step(self, plan, seconds).run()
+
+    def price(self, collective: Collective) -> float:
+        if collective not in self._prices:
+            self._prices[collective] = collective_seconds(collective, self.network)
+        return self._prices[collective]
+
+    def pace(self, rank: int, count: int) -> float:
+        """How many times longer the slowest of these ranks takes than the device that was profiled."""
+        if (rank, count) not in self._paces:
+            self._paces[rank, count] = self._slowest(rank, count)
+        return self._paces[rank, count]
+
+    def _slowest(self, rank: int, count: int) -> float:
+        layout, cluster = self.network.layout, self.network.cluster
+        # Two hosts' worth of ranks hold every kind of device there is.
+        some = range(rank, min(rank + count, rank + 2 * cluster.devices_per_host))
+        places = [place for place in map(layout.place_of, some) if place is not None]
+        peak = min((cluster.device_at(place).peak_TFLOPS for place in places), default=cluster.devices[0].peak_TFLOPS)
+        held_up = max((1 / share for slow, share in self.slow.items() if rank <= slow < rank + count), default=1.0)
+        alone = layout.workers == 1
+        return cluster.devices[0].peak_TFLOPS / peak * held_up * (1.0 if alone else self.conduct.slowdown)
+
+
+class _Step:
+    """The state of one simulation."""
+
+    def __init__(self, simulator: Simulator, plan: Plan, seconds: Seconds) -> None:
+        self.simulator = simulator
+        self.operations = plan.operations
+        self.seconds = seconds
+        self.traffic = Traffic(simulator.network)
+        self.device_free: dict[int, float] = defaultdict(float)
+        self.group_free = 0.0
+        self.starts = [0.0] * len(plan.operations)
+        self.computing = {each.rank for each in plan.operations if not (each.send or each.collective)}
+
+    def run(self) -> Simulated:
+        ends = run([operation.after for operation in self.operations], self._place)
+        return Simulated(self.operations, self.starts, ends)
+
+    def _place(self, position: int, ready: float) -> float:
+        operation = self.operations[position]
+        if operation.collective:
+            return self._exchange(position, operation.collective, ready)
+        if operation.send:
+            return self._send(position, operation.send, ready)
+        self.starts[position] = start = max(ready, self.device_free[operation.rank])
+        length = self.seconds(operation.phase, operation.samples) * operation.share
+        self.device_free[operation.rank] = end = start + length * self.simulator.pace(operation.rank, operation.count)
+        return end
+
+    def _exchange(self, position: int, collective: Collective, ready: float) -> float:
+        length = self.simulator.price(collective)
+        self.starts[position] = start = max(ready, self.group_free)
+        self.group_free = end = start + length
+        through = 0.0
+        if self.simulator.copy_seconds_per_byte:
+            through = 2 * sum(send.bytes for send in collective.sends) / collective.ranks
+        for rank in self.computing:
+            self._take(rank, start, length, through)
+        return end
+
+    def _send(self, position: int, send: Send, ready: float) -> float:
+        self.starts[position] = ready
+        length = send.bytes * self.simulator.network.path(send.source, send.target).seconds_per_byte
+        for rank in (send.source, send.target):
+            self._take(rank, ready, length, send.bytes)
+        return self.traffic.carry(send.source, send.target, send.bytes, ready)
+
+    def _take(self, rank: int, start: float, length: float, bytes: float) -> None:
+        """A transfer costs the device the seconds that do not overlap, and those that its own cores copy."""
+        taken = length * (1 - self.simulator.conduct.overlap) + bytes * self.simulator.copy_seconds_per_byte
+        if taken:
+            self.device_free[rank] = max(self.device_free[rank], start) + taken

@@ -1,0 +1,78 @@
+"""A simulated step as spans: compute as it ran, waiting named after what was waited for, and the links beside it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from scalewise.plan import Operation
+from scalewise.timeline import Span
+
+INSTANT = 1e-12
+
+
+def spans_of(operations: Sequence[Operation], starts: Sequence[float], ends: Sequence[float]) -> list[Span]:
+    """Every rank's compute lane is full from the start of the step to its end."""
+    computing: dict[int, list[int]] = defaultdict(list)
+    touching: dict[int, list[int]] = defaultdict(list)
+    spans: list[Span] = []
+    for position, operation in enumerate(operations):
+        if not _between(operation):
+            computing[operation.rank].append(position)
+    for position, operation in enumerate(operations):
+        if _between(operation):
+            start = starts[position]
+            spans.append(Span(operation.rank, operation.phase, start, ends[position] - start, "network"))
+            send = operation.send
+            for rank in (send.source, send.target) if send else list(computing):
+                touching[rank].append(position)
+    step_end = max(ends)
+    for rank, positions in computing.items():
+        waits = _Waits(operations, starts, ends, rank, touching[rank])
+        now = 0.0
+        for position in sorted(positions, key=lambda each: (starts[each], each)):
+            spans += waits.between(now, starts[position], operations[position].after)
+            spans.append(Span(rank, operations[position].phase, starts[position], ends[position] - starts[position]))
+            now = ends[position]
+        spans += waits.between(now, step_end, tuple(touching[rank]))
+    return spans
+
+
+class _Waits:
+    """What one rank was waiting for when it did not compute."""
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        starts: Sequence[float],
+        ends: Sequence[float],
+        rank: int,
+        touching: Sequence[int],
+    ) -> None:
+        self.operations, self.starts, self.ends = operations, starts, ends
+        self.rank, self.touching = rank, touching
+
+    def between(self, start: float, end: float, after: tuple[int, ...]) -> list[Span]:
+        """The chain of what was waited for, last first; waiting for another rank's compute is idling."""
+        spans: list[Span] = []
+        while end - start > INSTANT:
+            before = max(after, key=self.ends.__getitem__, default=None)
+            if before is None or self.ends[before] <= start:
+                spans.append(Span(self.rank, self._disturbed(start, end), start, end - start))
+                break
+            operation = self.operations[before]
+            began = max(start, self.starts[before])
+            spans.append(Span(self.rank, operation.phase if _between(operation) else "idle", began, end - began))
+            end, after = began, operation.after
+        return spans
+
+    def _disturbed(self, start: float, end: float) -> str:
+        """Nothing was waited for: a transfer took the device's time."""
+        for position in self.touching:
+            if self.starts[position] < end and self.ends[position] > start:
+                return self.operations[position].phase
+        return "idle"
+
+
+def _between(operation: Operation) -> bool:
+    return operation.send is not None or operation.collective is not None

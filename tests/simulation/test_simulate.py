@@ -1,0 +1,149 @@
+"""Steps simulated on small clusters whose seconds can be found by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scalewise.clusters.cluster import Cluster, Device, Link
+from scalewise.plan import Footprint, PlanBuilder
+from scalewise.simulation.conduct import Conduct
+from scalewise.simulation.layout import packed
+from scalewise.simulation.network import Network
+from scalewise.simulation.simulate import Simulated, Simulator
+from scalewise.strategies.registry import STRATEGIES, strategy_of
+
+GB = 10**9
+DEVICE = Device("card", 4, memory_GB=8, peak_TFLOPS=10, memory_GBps=400, launch_us=0)
+BOX = Cluster("box", 1, 4, (DEVICE,), (Link("devices", "pcie", GBps=1.0, latency_us=0.0),))
+MODEL = Footprint(parameter_bytes=(GB,), input_bytes=0, target_bytes=0, output_bytes=0)
+FREE = Conduct(overlap=1.0)
+SERIAL = Conduct(overlap=0.0)
+
+
+def seconds(phase: str, samples: int) -> float:
+    """A second per sample: a quarter forward, the rest backward."""
+    return samples * {"forward": 0.25, "backward": 0.75}.get(phase, 0.0)
+
+
+def simulated(
+    strategy: str, devices: int, batch: int, cluster: Cluster = BOX, conduct: Conduct = FREE, model: Footprint = MODEL
+) -> Simulated:
+    simulator = Simulator(Network(cluster, packed(cluster, devices)), conduct)
+    return simulator.simulate(strategy_of(strategy).plan(model, devices, batch, cluster.backend), seconds)
+
+
+def test_one_device_takes_its_compute() -> None:
+    step = simulated("single", 1, 8)
+    assert step.step_seconds == pytest.approx(8)
+    assert step.timeline.phases == pytest.approx({"load": 0, "forward": 2, "loss": 0, "backward": 6, "update": 0})
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_an_all_reduce_follows_the_last_gradient(devices: int) -> None:
+    """2 S (N-1)/N over each link, after all of backward where there is one bucket."""
+    step = simulated("mirrored", devices, 8)
+    assert step.step_seconds == pytest.approx(8 / devices + 2 * (devices - 1) / devices)
+    assert step.timeline.phases["reduce"] == pytest.approx(2 * (devices - 1) / devices)
+
+
+def test_buckets_travel_beside_backward() -> None:
+    """1 s forward; backward ends at 4 s, its first half with the first bucket; each bucket takes a second."""
+    halves = replace(MODEL, parameter_bytes=(GB, GB))
+    step = simulated("mirrored", 2, 8, model=halves)
+    assert step.step_seconds == pytest.approx(5)
+    assert step.timeline.phases["reduce"] == pytest.approx(1)
+    links = [span for span in step.timeline.spans if span.lane == "network"]
+    assert [(span.start, span.seconds) for span in links] == [pytest.approx((2.5, 1)), pytest.approx((4, 1))]
+
+
+def test_without_overlap_every_transfer_costs_the_device_its_seconds() -> None:
+    halves = replace(MODEL, parameter_bytes=(GB, GB))
+    assert simulated("mirrored", 2, 8, conduct=SERIAL, model=halves).step_seconds == pytest.approx(6)
+
+
+def test_pipelined_copies_are_flat_in_the_devices() -> None:
+    """torch.nn.DataParallel: 2 S over each link however many devices."""
+    for devices in (2, 3, 4):
+        step = simulated("data-parallel:engine=threads", devices, 12, conduct=SERIAL)
+        assert step.step_seconds == pytest.approx(12 / devices + 2)
+
+
+def test_point_to_point_through_one_device_grows_with_them() -> None:
+    for devices in (2, 3, 4):
+        step = simulated("data-parallel", devices, 12)
+        # The broadcast is staggered, so devices start one after the other.
+        assert step.step_seconds == pytest.approx(12 / devices + 2 * (devices - 1), rel=0.35)
+
+
+def test_a_shared_bridge_carries_everything_in_turn() -> None:
+    shared = replace(BOX, links=(replace(BOX.links[0], shared=True),))
+    own = simulated("mirrored", 4, 4).step_seconds - 1
+    assert simulated("mirrored", 4, 4, shared).step_seconds - 1 == pytest.approx(4 * own)
+
+
+def test_the_slowest_link_of_a_ring_over_hosts_sets_its_pace() -> None:
+    slow = Link("hosts", "slow", GBps=0.1, latency_us=0, shared=True)
+    hosts = replace(BOX, hosts=2, devices_per_host=2, devices=(replace(DEVICE, count=2),), links=(*BOX.links, slow))
+    assert simulated("mirrored", 4, 4, hosts).step_seconds - 1 == pytest.approx(1.5 / 0.1, rel=0.01)
+
+
+def test_latency_is_paid_at_every_step_of_a_ring() -> None:
+    late = replace(BOX, links=(replace(BOX.links[0], latency_us=1e6),))
+    tiny = replace(MODEL, parameter_bytes=(4,))
+    assert simulated("mirrored", 4, 4, late, model=tiny).step_seconds == pytest.approx(1 + 6, rel=1e-6)
+
+
+def test_servers_ends_are_shared_by_their_workers() -> None:
+    """4 workers push and pull 1 GB each through one server: 4 s each way, one piece behind the other, from 0.25 s on."""
+    step = simulated("parameter-server:piece_MB=10", 4, 4, replace(BOX, backend="gloo"))
+    assert 4.25 < step.step_seconds < 4.35
+    two = simulated("parameter-server:servers=2,piece_MB=10", 4, 4, replace(BOX, backend="gloo"))
+    assert 2.25 < two.step_seconds < 2.35
+
+
+def test_a_straggler_holds_everybody_up() -> None:
+    network = Network(BOX, packed(BOX, 2))
+    plan = strategy_of("mirrored").plan(MODEL, 2, 8)
+    step = Simulator(network, FREE, {1: 0.5}).simulate(plan, seconds)
+    assert step.step_seconds == pytest.approx(8 + 1, rel=1e-4)
+
+
+def test_the_slower_kind_of_device_sets_the_pace() -> None:
+    half = replace(DEVICE, count=2, peak_TFLOPS=5)
+    mixed = replace(BOX, devices=(replace(DEVICE, count=2), half))
+    assert simulated("mirrored", 2, 8, mixed).step_seconds == pytest.approx(4 + 1)
+    assert simulated("mirrored", 4, 8, mixed).step_seconds == pytest.approx(4 + 1.5)
+
+
+def test_cores_that_copy_their_own_bytes_compute_less() -> None:
+    """A rank sends and receives 1 GB each at 2 GB/s: a second of its core."""
+    copying = replace(BOX, backend="gloo", devices=(replace(DEVICE, copy_GBps=2.0),))
+    halves = replace(MODEL, parameter_bytes=(GB, GB))
+    assert simulated("mirrored", 2, 8, copying, model=halves).step_seconds == pytest.approx(6, rel=0.001)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("devices", [1, 3, 4])
+def test_phases_sum_to_the_step_on_every_rank(strategy: str, devices: int) -> None:
+    step = simulated(strategy, 1 if strategy == "single" else devices, 7)
+    totals: dict[int, float] = {}
+    for span in step.timeline.spans:
+        if span.lane == "compute":
+            totals[span.rank] = totals.get(span.rank, 0.0) + span.seconds
+    assert totals
+    for total in totals.values():
+        assert total == pytest.approx(step.step_seconds)
+    assert sum(step.timeline.phases.values()) == pytest.approx(step.step_seconds)
+
+
+def test_waiting_is_named_after_what_is_waited_for() -> None:
+    builder = PlanBuilder()
+    first = builder.compute("forward", 0, 4)
+    (send,) = strategy_of("data-parallel").plan(MODEL, 2, 2).sends[-1:]
+    ends = builder.transfer("gather", [replace(send, source=0, target=1)], {0: first})
+    builder.compute("backward", 1, 4, ends[1])
+    step = Simulator(Network(BOX, packed(BOX, 2)), FREE).simulate(builder.plan(), seconds)
+    waits = [(span.phase, span.seconds) for span in step.timeline.spans if span.rank == 1 and span.lane == "compute"]
+    assert waits == [("gather", pytest.approx(1, rel=1e-3)), ("idle", pytest.approx(1)), ("backward", 3)]
