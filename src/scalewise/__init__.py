@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from scalewise.verbs.describe import describe
     from scalewise.verbs.doctor import doctor
     from scalewise.verbs.profile import profile
+    from scalewise.verbs.report import report
     from scalewise.verbs.train import train
     from scalewise.workloads.workload import Workload
 
@@ -26,6 +27,7 @@ __all__ = [
     "describe",
     "doctor",
     "profile",
+    "report",
     "train",
 ]
 
@@ -39,6 +41,7 @@ _HOMES = {
     "describe": "scalewise.verbs.describe",
     "doctor": "scalewise.verbs.doctor",
     "profile": "scalewise.verbs.profile",
+    "report": "scalewise.verbs.report",
     "train": "scalewise.verbs.train",
 }
 

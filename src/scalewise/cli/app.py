@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from scalewise import __version__
-from scalewise.cli import data, describe, doctor, listing, profile, reproduce, train
+from scalewise.cli import data, describe, doctor, listing, profile, report, reproduce, train
 
 app = typer.Typer(
     name="scalewise",
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command(epilog="Example: scalewise train conv --batch 50 --epochs 3 --checkpoint conv.safetensors")(train.train)
 app.command(epilog="Example: scalewise describe unet:width=16")(describe.describe)
 app.command(epilog="Example: scalewise profile linear --batch 10,20,50 --out linear.profile.json")(profile.profile)
+app.command(epilog="Example: scalewise report sweep")(report.report)
 app.command(epilog="Example: scalewise reproduce sync-vs-async --quick --out sync-vs-async")(reproduce.reproduce)
 app.command(epilog="Example: scalewise doctor --json")(doctor.doctor)
 app.command(epilog="Example: scalewise data speech")(data.data)

@@ -27,6 +27,10 @@ class Equality(Finding):
         return self.worst_spread <= EQUAL_WITHIN
 
     @property
+    def telling(self) -> bool:
+        return self.equal
+
+    @property
     def sentence(self) -> str:
         counts = listed([str(count) for count in self.device_counts])
         if self.equal:

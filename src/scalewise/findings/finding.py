@@ -19,6 +19,11 @@ class Finding(ABC):
     def sentence(self) -> str:
         """Without the name of the series."""
 
+    @property
+    def telling(self) -> bool:
+        """Worth a line among those of other series; all of them are in the full report."""
+        return True
+
     def __str__(self) -> str:
         return f"{self.series}: {self.sentence}"
 

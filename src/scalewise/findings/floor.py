@@ -22,6 +22,10 @@ class LoadingFloor(Finding):
     """Per epoch, as the steps' `load` phase was timed; None where phases were not."""
 
     @property
+    def telling(self) -> bool:
+        return False
+
+    @property
     def sentence(self) -> str:
         floor = (
             f"on one device no batch brings an epoch below {seconds_text(self.floor_seconds)}, "

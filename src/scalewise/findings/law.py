@@ -46,6 +46,10 @@ class InverseBatchLaw(Finding):
         return [fit for fit in self.fits if fit.holds]
 
     @property
+    def telling(self) -> bool:
+        return bool(self.holding)
+
+    @property
     def sentence(self) -> str:
         failing = [fit for fit in self.fits if not fit.holds]
         without = listed([f"{fit.r_squared:.2f} on {fit.devices}" for fit in failing]) if failing else ""

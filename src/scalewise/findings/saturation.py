@@ -31,6 +31,10 @@ class Saturation(Finding):
         return [point for point in self.points if point.reached]
 
     @property
+    def telling(self) -> bool:
+        return False
+
+    @property
     def sentence(self) -> str:
         open_ended = [point.devices for point in self.points if not point.reached]
         if not self.reached:

@@ -21,6 +21,10 @@ class Traffic(Finding):
     """Device count -> global batch -> bytes."""
 
     @property
+    def telling(self) -> bool:
+        return False
+
+    @property
     def sentence(self) -> str:
         alike: dict[str, list[int]] = {}
         for devices, by_batch in self.bytes_per_epoch.items():
@@ -47,6 +51,10 @@ class TransferFit(Finding):
 
     def epoch_seconds(self, transferred_bytes: float) -> float:
         return self.floor_seconds + (transferred_bytes / GB / self.GBps if self.GBps else 0.0)
+
+    @property
+    def telling(self) -> bool:
+        return self.governs
 
     @property
     def sentence(self) -> str:

@@ -50,6 +50,14 @@ class ExperimentResult(Printable):
         lines += [f"![{path.stem}]({path.name})" for path in self.figures if path.suffix == ".png"]
         return "\n".join(lines) + "\n"
 
+    def _where_to_look(self) -> str:
+        """The figures, or where they are described if they are many."""
+        pages = [path for path in self.files if path.suffix == ".md"]
+        if len(self.figures) <= 4 or not pages:
+            return ", ".join(map(str, self.figures))
+        drawn = len({path.with_suffix("") for path in self.figures})
+        return f"{pages[0]} and the {drawn} figures beside it (PNG and SVG)"
+
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = []
         if self.rows:
@@ -61,5 +69,5 @@ class ExperimentResult(Printable):
             parts += [table, Text()]
         parts += [Text(f"- {finding}") for finding in self.findings]
         if self.figures:
-            parts += [Text(), Text(f"look at {', '.join(str(path) for path in self.figures)}", style="bold")]
+            parts += [Text(), Text(f"look at {self._where_to_look()}", style="bold")]
         return Group(*parts)

@@ -1,0 +1,123 @@
+"""`scalewise report`: the figures and the findings of a folder of measurements."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from scalewise.atomic import check_writable, write_atomically
+from scalewise.errors import UserError
+from scalewise.figures.gallery import draw_all
+from scalewise.figures.style import file_name
+from scalewise.findings.cell import Series
+from scalewise.findings.collect import findings_of
+from scalewise.findings.finding import Finding
+from scalewise.findings.series import series_of
+from scalewise.findings.speedup import speedups
+from scalewise.results.experiment import ExperimentResult
+from scalewise.results.measurement import Measurement
+from scalewise.results.store import Store
+from scalewise.results.units import seconds_text
+
+PAGE = "findings.md"
+COLUMNS = ["workload", "strategy", "devices", "fastest epoch", "at batch", "speed-up"]
+
+
+def report(folder: Path | str) -> ExperimentResult:
+    """Draw all that the measurements in a folder show, and write `findings.md` beside them.
+
+    >>> print(scalewise.report("sweep"))
+    """
+    folder = Path(folder)
+    measurements = Store.read(folder)
+    series = series_of(measurements, Store.environments(folder))
+    if not series:
+        states = Counter(each.status for each in measurements)
+        counted = ", ".join(f"{count} {status}" for status, count in states.items()) or "none at all"
+        raise UserError(f"no timed cells in {folder} to report on; its measurements: {counted}")
+    page = folder / PAGE
+    check_writable(page)
+    found = {each.name: findings_of(each) for each in series}
+    figures = draw_all(series, folder)
+    remarks = remarks_on(measurements)
+    write_atomically(page, page_of(f"Report of {folder.name}", series, found, figures, remarks).encode())
+    return ExperimentResult(
+        f"report of {folder}",
+        [str(finding) for findings in found.values() for finding in findings if finding.telling] + remarks,
+        COLUMNS,
+        table_of(series),
+        figures,
+        [page],
+        data={"measurements": len(measurements), "all_findings": [f.to_json() for fs in found.values() for f in fs]},
+    )
+
+
+def table_of(series: Sequence[Series]) -> list[list[str]]:
+    """A row per strategy and device count."""
+    rows = []
+    for each in series:
+        every = speedups(each)
+        for devices in each.device_counts:
+            cells = each.line(devices)
+            fastest = min(cells, key=lambda cell: cell.epoch_seconds)
+            ratios = [speedup.speedup for speedup in every if speedup.devices == devices]
+            rows.append(
+                [
+                    each.workload,
+                    each.strategy,
+                    str(devices),
+                    seconds_text(fastest.epoch_seconds),
+                    str(fastest.batch),
+                    _range(ratios),
+                ]
+            )
+    return rows
+
+
+def _range(ratios: Sequence[float]) -> str:
+    """'0.11x to 0.54x', over the batches."""
+    if not ratios:
+        return "-"
+    ends = [f"{min(ratios):.2f}x", f"{max(ratios):.2f}x"]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def remarks_on(measurements: Sequence[Measurement]) -> list[str]:
+    """What the reader must know to trust the figures: cells that brought no time, and flags on those that did."""
+    remarks = [
+        f"{each.workload}, {each.strategy} on {each.devices} at batch {each.batch} is {each.status}: {each.reason}"
+        for each in measurements
+        if each.status != "ok"
+    ]
+    flags = Counter(flag for each in measurements for flag in each.flags)
+    return remarks + [f"{count} of {len(measurements)} cells are flagged '{flag}'" for flag, count in flags.items()]
+
+
+def page_of(
+    title: str,
+    series: Sequence[Series],
+    found: dict[str, list[Finding]],
+    figures: Sequence[Path],
+    remarks: Sequence[str],
+) -> str:
+    """Markdown: the table, then every series with all that was found and its figures."""
+    lines = [f"# {title}", "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    lines += [f"| {' | '.join(row)} |" for row in table_of(series)]
+    lines.append("")
+    for each in series:
+        lines += [f"## {each.workload} under {each.strategy}", "", f"{each.machine}, {each.when}.", ""]
+        lines += [f"- {finding.sentence}" for finding in found[each.name]] + [""]
+        lines += _images(figures, file_name(each.workload, each.strategy))
+    for workload in dict.fromkeys(each.workload for each in series):
+        if images := _images(figures, file_name(workload)):
+            lines += [f"## {workload}: where a step's seconds go", "", *images]
+    if remarks:
+        lines += ["## To bear in mind", "", *(f"- {remark}" for remark in remarks), ""]
+    return "\n".join(lines)
+
+
+def _images(figures: Sequence[Path], of: str) -> list[str]:
+    """A figure's name is its kind, a dash, and what it is of."""
+    shown = [path for path in figures if path.suffix == ".png" and path.stem.partition("-")[2] == of]
+    return [line for path in shown for line in (f"![{path.stem}]({path.name})", "")]

@@ -1,0 +1,73 @@
+"""A folder of measurements becomes figures and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from scalewise.errors import UserError
+from scalewise.published.measured import stevens_environment, stevens_measurements
+from scalewise.results.environment import Environment
+from scalewise.results.measurement import Measurement
+from scalewise.results.store import Store
+from scalewise.verbs.report import report
+from tests.findings.test_series import HERE, measured
+
+
+def stored(folder: Path, environment: Environment, measurements: Iterable[Measurement]) -> Path:
+    with Store(folder) as store:
+        store.add_environment(environment)
+        for each in measurements:
+            store.append(each)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored(tmp_path_factory.mktemp("study"), stevens_environment(), stevens_measurements())
+
+
+def test_the_published_cells_give_the_studys_charts_and_findings(study: Path) -> None:
+    result = report(study)
+    drawn = {path.name.partition("-data-parallel")[0] for path in result.figures}
+    kinds = ("epochs", "bars", "speedups", "scaling", "transfer")
+    assert drawn == {f"{kind}-{workload}" for kind in kinds for workload in ("linear", "conv")}
+    assert all(path.stat().st_size > 5_000 for path in result.figures)
+    findings = "\n".join(result.findings)
+    assert "linear, data-parallel:engine=threads: never gains from more devices: all 36 cells" in findings
+    assert "epoch = 186 ms + steps x 4.05 ms on 1" in findings
+    assert "jump by 28% to 41% between 13 and 15 samples per device" in findings
+    assert "at best 2.51x on 2 (batch 20), 3.16x on 3 (batch 30) and 3.76x on 4 (batch 50)" in findings
+    assert result.rows[1] == ["linear", "data-parallel:engine=threads", "2", "378 ms", "600", "0.11x to 0.54x"]
+    page = (study / "findings.md").read_text()
+    for path in result.figures:
+        assert (f"({path.name})" in page) == (path.suffix == ".png")
+    assert "saturated from batch 10 on 1 (10 each)" in page
+    assert str(study / "findings.md") in str(result).replace("\n", "")
+    assert {each["kind"] for each in result.to_json()["all_findings"]} >= {"Chokes", "Bounce", "InverseBatchLaw"}
+
+
+def test_cells_without_a_time_and_flags_are_told(tmp_path: Path) -> None:
+    cells = [
+        measured("single", 1, 10, flags=["drift"]),
+        measured("mirrored", 2, 10, status="oom", reason="rank 1: out of memory", step_seconds=None),
+    ]
+    result = report(stored(tmp_path, HERE, cells))
+    assert result.findings == [
+        "linear, mirrored on 2 at batch 10 is oom: rank 1: out of memory",
+        "1 of 2 cells are flagged 'drift'",
+    ]
+    assert result.findings[0] in (tmp_path / "findings.md").read_text()
+
+
+def test_a_folder_without_measurements_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no measurements in .*/nowhere: there is no measurements\.jsonl"):
+        report(tmp_path / "nowhere")
+
+
+def test_a_folder_without_timed_cells_is_refused(tmp_path: Path) -> None:
+    failed = measured("single", 1, 10, status="failed", reason="it raised", step_seconds=None)
+    with pytest.raises(UserError, match=r"no timed cells in .* to report on; its measurements: 1 failed"):
+        report(stored(tmp_path, HERE, [failed]))
