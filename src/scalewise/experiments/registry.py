@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-from scalewise.results.experiment import ExperimentResult
+if TYPE_CHECKING:
+    from scalewise.results.experiment import ExperimentResult  # at run time it would slow down `--help`
 
 Tell = Callable[[str], None]
 """Told what is being done, a line at a time."""
-Run = Callable[[Path, bool, Tell], ExperimentResult]
+Run: TypeAlias = "Callable[[Path, bool, Tell], ExperimentResult]"
 """(folder to write to, quick, tell)."""
 
 
@@ -26,6 +28,10 @@ class Experiment:
 
 
 EXPERIMENTS: dict[str, Experiment] = {
+    "gpu-vs-cpu": Experiment(
+        "memory bandwidth, a convolution over batch sizes, tasks too small to move, cores left free",
+        "scalewise.experiments.gpu_vs_cpu",
+    ),
     "sync-vs-async": Experiment(
         "seconds to a loss, synchronous against asynchronous: equal devices, a straggler, a death, a slow link",
         "scalewise.experiments.sync_vs_async",

@@ -1,0 +1,63 @@
+"""What the comparison of CPU and GPU found, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from scalewise.experiments.gpu_vs_cpu_probes import Task
+from scalewise.results.units import seconds_text
+
+
+def bandwidth_words(GBps: Mapping[str, float]) -> str:
+    """The survey: GPUs are faster also because of bandwidth."""
+    cpu = f"{GBps['cpu']:.0f} GB/s"
+    if "gpu" not in GBps:
+        return f"memory: the CPU copies at {cpu} (read and written)"
+    ratio = GBps["gpu"] / GBps["cpu"]
+    return f"memory: the GPU copies at {GBps['gpu']:.0f} GB/s, {ratio:.1f} times the CPU's {cpu} (read and written)"
+
+
+def convolution_words(cpu: Mapping[int, float], gpu: Mapping[int, float]) -> str:
+    """Seconds by batch; the survey: the ratio grows with the batch."""
+    small, large = min(cpu), max(cpu)
+    if not gpu:
+        rates = [f"{batch / cpu[batch]:.0f} clips/s at batch {batch}" for batch in (small, large)]
+        return f"convolution layer: the CPU trains it at {' and '.join(rates)}"
+    ratios = {batch: cpu[batch] / gpu[batch] for batch in cpu}
+    return (
+        f"convolution layer: the GPU is {ratios[small]:.1f} times as fast at batch {small} and "
+        f"{ratios[large]:.1f} times at batch {large}; the most is {max(ratios.values()):.1f} times"
+    )
+
+
+def moving_words(tasks: Sequence[Task], kind: str) -> str:
+    """The survey: moving a small task can cost more than it saves."""
+    mine = [task for task in tasks if task.kind == kind]
+    if any(task.worth_moving is None for task in mine):
+        largest = mine[-1]
+        return f"{kind} of two {largest.size} x {largest.size} matrices: {seconds_text(largest.cpu_seconds)} on the CPU"
+    small = [task.size for task in mine if not task.worth_moving]
+    if not small:
+        return f"{kind} of two matrices: worth moving to the GPU at every size from {mine[0].size}"
+    if len(small) == len(mine):
+        slow = mine[-1]
+        return (
+            f"{kind} of two matrices: never worth moving; at {slow.size} x {slow.size} the copies take "
+            f"{seconds_text(slow.copy_seconds or 0)}, the CPU does it in {seconds_text(slow.cpu_seconds)}"
+        )
+    return f"{kind} of two matrices: too small to move up to {max(small)} x {max(small)}, worth it above"
+
+
+def free_words(busy: Mapping[str, float], cores: int) -> str:
+    """The survey: the CPU is left to other tasks."""
+    alone = f"training on the CPU keeps {busy['cpu']:.1f} of {cores} cores busy"
+    if "gpu" not in busy:
+        return f"cores: {alone}"
+    return f"cores: {alone}, on the GPU {busy['gpu']:.1f}: {cores - busy['gpu']:.1f} are left free"
+
+
+def load_words(load: float, cores: int) -> list[str]:
+    """A remark where other programs had the cores too."""
+    if load < 0.5:
+        return []
+    return [f"other programs kept {load:.1f} of {cores} cores busy when this began: take the CPU's figures as rough"]

@@ -1,0 +1,80 @@
+"""CPU against GPU: the sentences follow from the numbers, and without a GPU the CPU half runs and says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from scalewise.experiments import gpu_vs_cpu
+from scalewise.experiments.gpu_vs_cpu_probes import CPU, Task, memory_GBps, seconds_of
+from scalewise.experiments.gpu_vs_cpu_words import (
+    bandwidth_words,
+    convolution_words,
+    free_words,
+    load_words,
+    moving_words,
+)
+
+
+def task(size: int, cpu: float, copy: float | None, gpu: float | None, kind: str = "product") -> Task:
+    return Task(kind, size, cpu, copy, gpu)
+
+
+def test_a_task_is_worth_moving_when_copies_and_gpu_together_beat_the_cpu() -> None:
+    assert task(16, 1.0, 0.5, 0.4).worth_moving is True
+    assert task(16, 1.0, 0.5, 0.6).worth_moving is False
+    assert task(16, 1.0, None, None).worth_moving is None
+
+
+def test_the_size_from_which_moving_pays_is_told() -> None:
+    found = [task(16, 1e-6, 1e-5, 1e-5), task(256, 1e-4, 1e-4, 1e-5), task(1024, 1e-2, 1e-3, 1e-4)]
+    assert moving_words(found, "product").endswith("too small to move up to 256 x 256, worth it above")
+    assert moving_words(found[:1], "product") == (
+        "product of two matrices: never worth moving; at 16 x 16 the copies take 10 µs, the CPU does it in 1 µs"
+    )
+    assert moving_words(found[2:], "product").endswith("at every size from 1024")
+
+
+def test_ratios_of_gpu_and_cpu_are_told() -> None:
+    assert bandwidth_words({"cpu": 20.0, "gpu": 400.0}).startswith("memory: the GPU copies at 400 GB/s, 20.0 times")
+    assert "2.0 times as fast at batch 1 and 10.0 times at batch 20" in convolution_words(
+        {1: 0.2, 20: 1.0}, {1: 0.1, 20: 0.1}
+    )
+    assert free_words({"cpu": 15.5, "gpu": 1.0}, 16).endswith("on the GPU 1.0: 15.0 are left free")
+
+
+def test_other_load_is_remarked_on() -> None:
+    assert load_words(0.2, 2) == []
+    assert "kept 1.7 of 2 cores busy" in load_words(1.7, 2)[0]
+
+
+def test_calls_are_timed_after_warming_up() -> None:
+    calls: list[int] = []
+    seconds = seconds_of(lambda: calls.append(1), CPU, 0.0)
+    assert len(calls) == 5
+    assert 0 < seconds < 0.1
+
+
+def test_a_copy_counts_what_it_reads_and_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scalewise.experiments.gpu_vs_cpu_probes.seconds_of", lambda *_: 0.5)
+    assert memory_GBps(CPU, 100, 1.0) == pytest.approx(0.4)
+
+
+def test_without_a_gpu_the_cpu_half_runs_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu_vs_cpu, "QUICK_BATCHES", (1, 2))
+    monkeypatch.setattr(gpu_vs_cpu, "QUICK_SIZES", (16, 32))
+    monkeypatch.setattr(gpu_vs_cpu, "MEGABYTES", 4)
+    monkeypatch.setattr(gpu_vs_cpu, "BUSY_BATCH", 1)
+    told: list[str] = []
+    result = gpu_vs_cpu.run(tmp_path, True, told.append)
+    assert told[0] == gpu_vs_cpu.NO_GPU == result.findings[0]
+    document = json.loads((tmp_path / "gpu-vs-cpu.json").read_text())
+    assert list(document["convolution_seconds"]["cpu"]) == ["1", "2"]
+    assert [each["gpu_seconds"] for each in document["tasks"]] == [None] * 4
+    assert document["memory_GBps"]["cpu"] > 0
+    assert "![gpu-vs-cpu](gpu-vs-cpu.png)" in (tmp_path / "findings.md").read_text()
+    assert all(path.stat().st_size > 5_000 for path in result.figures)
