@@ -25,6 +25,8 @@ class Footprint:
     """In the same order; compression looks at them."""
     ready: tuple[float, ...] = ()
     """When, as a fraction of backward, each gradient is complete, in the same order; empty: in step with the bytes."""
+    read_again: tuple[bool, ...] = ()
+    """In the same order, whether backward reads the weights too; empty: all are. A bias or an embedding is not."""
 
     def backward_shares(self, groups: Sequence[range]) -> list[float]:
         """The part of backward that passes until each group of gradients is complete, after the one before it."""

@@ -66,7 +66,7 @@ def test_weights_equal_single_device_training(
     torch.testing.assert_close(_weights(spread), _weights(alone), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "ring", "parameter-server"])
+@pytest.mark.parametrize("strategy", ["mirrored", "ring", "parameter-server", "central-storage"])
 @pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
 def test_accumulating_in_parts_changes_nothing(strategy: str, tmp_path: Path, session_of: SessionOf) -> None:
     alone, spread = tmp_path / "alone.safetensors", tmp_path / "spread.safetensors"
@@ -95,13 +95,15 @@ def test_planned_bytes_equal_the_kernels_count_and_phases_sum(strategy: str, ran
     session = session_of(ranks, chosen)
     outcomes: list[Outcome] = session.run(train_task, request)
     sent = bytes_per_step(request, session.placement, outcomes)
-    if DEVICE_KIND == "cuda":
+    copies = sent.traced_by == "counted copies"
+    assert copies == (strategy == "central-storage")
+    if DEVICE_KIND == "cuda" and not copies:
         assert not sent.traced
     else:
         assert sent.traced == pytest.approx(sent.planned, rel=0.01)
         plan = chosen.plan(outcomes[0].footprint, ranks, 12)  # type: ignore[arg-type]
         assert sent.busiest == pytest.approx(plan.busiest_bytes, rel=0.01)
-    assert (sent.planned > 0) == (ranks > 1 or hasattr(chosen, "servers"))
+    assert (sent.planned > 0) == (ranks > 1 or hasattr(chosen, "servers") or copies)
     for outcome in outcomes:
         if not outcome.step_seconds:  # an asynchronous worker that others left no work
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -22,11 +22,14 @@ LOADED = {"device": "data on the device", "stream": "data streamed", "files": "d
 
 @dataclass(frozen=True)
 class BytesPerStep:
-    """Sent over all ranks, as planned and as the kernel counted it; `busiest`: one rank's sent plus received."""
+    """Sent over all ranks, as planned and as traced; `busiest`: one rank's sent plus received."""
 
     planned: int
     traced: int | None
     busiest: int
+    traced_by: Literal["kernel", "counted copies"] = "kernel"
+    """What crosses sockets is counted by the kernel; copies between host memory and devices only where they are made,
+    and then the host's memory is the busiest."""
 
 
 @dataclass(frozen=True)
@@ -139,20 +142,27 @@ class TrainResult(Printable):
             ("loss", f"{self.loss:.4f}" + (f", accuracy {self.accuracy:.2%}" if self.accuracy is not None else ""))
         )
         if self.bytes_per_step.planned:
-            traced = self.bytes_per_step.traced
-            counted = "not traced" if traced is None else f"{bytes_text(traced)} traced"
-            facts.append(
-                (
-                    "sent",
-                    f"{bytes_text(self.bytes_per_step.planned)} per step by all devices, as planned; {counted}; "
-                    f"busiest device {bytes_text(self.bytes_per_step.busiest)} out and in",
-                )
-            )
+            facts.append(self._traffic(self.bytes_per_step))
         if self.peak_memory_bytes:
             facts.append(("memory", f"{bytes_text(self.peak_memory_bytes)} peak on a device"))
         if self.checkpoint:
             facts.append(("checkpoint", str(self.checkpoint)))
         return facts
+
+    def _traffic(self, sent: BytesPerStep) -> tuple[str, str]:
+        planned = bytes_text(sent.planned)
+        if sent.traced_by == "counted copies" and sent.traced is not None:
+            return (
+                "copied",
+                f"{planned} per step between host memory and all devices, as planned; {bytes_text(sent.traced)} as "
+                "counted copies",
+            )
+        counted = "not traced" if sent.traced is None else f"{bytes_text(sent.traced)} traced"
+        return (
+            "sent",
+            f"{planned} per step by all devices, as planned; {counted}; busiest device {bytes_text(sent.busiest)} out "
+            "and in",
+        )
 
     def _asynchronous_facts(self, staleness: Staleness, updates: Updates) -> list[tuple[str, str]]:
         shares = ", ".join(f"worker {worker} {count:,}" for worker, count in updates.by_worker.items())

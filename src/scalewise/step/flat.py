@@ -12,12 +12,18 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def flatten_parameters(model: nn.Module) -> Tensor:
-    """Move the trainable parameters into one tensor that they become views of."""
-    parameters = trainable(model)
+def one_kind(parameters: list[nn.Parameter]) -> torch.dtype:
+    """Of number, which all parameters must be."""
     kinds = {parameter.dtype for parameter in parameters}
     if len(kinds) != 1:
         raise UserError(f"this strategy sends parameters as one message; the model mixes {sorted(map(str, kinds))}")
+    return kinds.pop()
+
+
+def flatten_parameters(model: nn.Module) -> Tensor:
+    """Move the trainable parameters into one tensor that they become views of."""
+    parameters = trainable(model)
+    one_kind(parameters)
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     for parameter, view in zip(parameters, views_of(flat, parameters), strict=True):
         parameter.data = view

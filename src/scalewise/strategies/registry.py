@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scalewise.spec import parse_spec, unknown
+from scalewise.strategies.central_storage import CentralStorage
 from scalewise.strategies.data_parallel import DataParallel
 from scalewise.strategies.mirrored import Mirrored
 from scalewise.strategies.parameter_server import ParameterServer
@@ -18,6 +19,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "ring": Ring,
     "parameter-server": ParameterServer,
     "parameter-server-async": ParameterServerAsync,
+    "central-storage": CentralStorage,
 }
 
 

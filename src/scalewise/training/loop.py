@@ -11,12 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from scalewise.engines.central_storage import CentralStorageEngine
 from scalewise.engines.engine import Engine, Job, Place
 from scalewise.engines.parameter_server import ServedEngine
 from scalewise.engines.registry import ENGINES
 from scalewise.errors import RunFailed, UserError
 from scalewise.plan import Footprint
 from scalewise.step.clock import Times, make_clock
+from scalewise.step.copies import Copied
 from scalewise.step.precision import set_precision
 from scalewise.step.settings import MOST_PENDING_STEPS, steps_per_epoch
 from scalewise.step.shards import epoch_order
@@ -76,6 +78,8 @@ class Outcome:
     spans: list[Span] = field(default_factory=list)
     peak_memory_bytes: int | None = None
     traffic: StepTraffic = field(default_factory=StepTraffic)
+    copied: Copied | None = None
+    """Between host memory and the device, of a strategy that counts its copies."""
     footprint: Footprint | None = None
     interrupted: bool = False
     resumed_at: int = 0
@@ -140,6 +144,8 @@ class _Run:
             load=engine.feed.kind if engine.feed else "",
             steps=0,
         )
+        if isinstance(engine, CentralStorageEngine):
+            self.outcome.copied = engine.copied
         if isinstance(engine, ServedEngine):
             self.outcome.traffic.servers = engine.client.addresses
         if job.settings.resume and job.settings.checkpoint:

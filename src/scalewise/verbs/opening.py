@@ -12,6 +12,7 @@ from scalewise.session.placement import Placement
 from scalewise.session.served import ServedSession
 from scalewise.session.session import Session
 from scalewise.session.torchrun import TorchrunSession, under_torchrun
+from scalewise.strategies.central_storage import CentralStorage
 from scalewise.strategies.data_parallel import DataParallel
 from scalewise.strategies.parameter_server import ParameterServer
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
@@ -43,7 +44,25 @@ def open_session(strategy: Strategy, placement: Placement) -> AnySession:
                 f"{placement.devices} and this machine has {torch.cuda.device_count()}; use data-parallel"
             )
         return InProcess(placement)
+    if isinstance(strategy, CentralStorage):
+        return _around_one_memory(placement)
     return TorchrunSession(placement) if under_torchrun() else Session(placement)
+
+
+def _around_one_memory(placement: Placement) -> AnySession:
+    session: AnySession
+    if under_torchrun():
+        session = TorchrunSession(placement)
+    elif placement.devices == 1 and placement.device_kind != "slice" and not placement.slow:
+        session = InProcess(placement)
+    else:
+        session = Session(placement)
+    if session.placement.hosts > 1:
+        raise UserError(
+            f"central-storage keeps the weights in the memory of one machine, and these are "
+            f"{session.placement.hosts} hosts; use --hosts 1, or --strategy mirrored"
+        )
+    return session
 
 
 def _with_servers(strategy: ParameterServer | ParameterServerAsync, placement: Placement) -> ServedSession:

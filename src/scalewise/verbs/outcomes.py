@@ -42,6 +42,10 @@ def bytes_per_step(request: Request, placement: Placement, outcomes: list[Outcom
     traced = all(outcome.traffic.steps for outcome in outcomes)
     if not plan.bytes_per_step:
         return BytesPerStep(0, 0, 0)
+    if copied := [outcome.copied for outcome in outcomes if outcome.copied]:
+        # All of them go through the one host memory.
+        counted = round(sum(each.per_step for each in copied))
+        return BytesPerStep(plan.bytes_per_step, counted, counted, "counted copies")
     if backend == "nccl" or not traced:
         return BytesPerStep(plan.bytes_per_step, None, plan.busiest_bytes)
     sent = sum(outcome.traffic.sent_per_step for outcome in outcomes)
@@ -69,6 +73,10 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
             f"oversubscribed: {placement.devices} cpu devices share {cores} core{'s' if cores > 1 else ''}, so its "
             "times say little about real devices"
         )
+    if outcome.copied and placement.device_kind == "cpu":
+        notes.append("the cores of cpu devices make their copies themselves, so none overlap with computing")
+    if outcome.copied and request.settings.accumulate > 1:
+        notes.append("weights are fetched, and gradients given, for every part of a batch; the plan is for one part")
     for rank, share in placement.slow.items():
         notes.append(f"rank {rank} was slowed down to {share:.0%} of its core")
     return notes + _straggler(outcomes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from scalewise.data.data import Data
 from scalewise.plan import Footprint
@@ -27,7 +28,9 @@ def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(ready.append)
     inputs, targets = data.example()
-    outputs = model(inputs.unsqueeze(0).to(device))
+    kept: set[int] = set()
+    with saved_tensors_hooks(lambda tensor: _note(tensor, kept), lambda tensor: tensor):
+        outputs = model(inputs.unsqueeze(0).to(device))
     outputs.float().sum().backward()
     return Footprint(
         parameter_bytes=tuple(parameter.nbytes for parameter in ready),
@@ -35,4 +38,17 @@ def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
         input_bytes=inputs.nbytes,
         target_bytes=targets.nbytes,
         output_bytes=outputs.nbytes,
+        read_again=tuple(_storage(parameter) in kept for parameter in ready),
     )
+
+
+def _note(tensor: Tensor, kept: set[int]) -> Tensor:
+    """What autograd keeps for backward, by the memory it is in: a transposed weight is that weight."""
+    if tensor.layout == torch.strided:
+        kept.add(_storage(tensor))
+    return tensor
+
+
+def _storage(tensor: Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address
