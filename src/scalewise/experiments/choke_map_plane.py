@@ -1,0 +1,87 @@
+"""The plane of model size and compute per sample: who gains from a second device, and where the border runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A model: where it lies and what a second device brought it."""
+
+    parameters: int
+    flops: int
+    """Per sample, forward."""
+    speedup: float
+
+    @property
+    def flops_per_parameter(self) -> float:
+        return self.flops / self.parameters
+
+
+def border(spots: Sequence[Spot]) -> dict[int, float]:
+    """For each model size the flops per sample at which two devices take as long as one, between two spots.
+
+    Sizes at which all spots gain, or all choke, have none.
+    """
+    found: dict[int, float] = {}
+    for parameters in sorted({spot.parameters for spot in spots}):
+        column = sorted((spot for spot in spots if spot.parameters == parameters), key=lambda spot: spot.flops)
+        for below, above in pairwise(column):
+            if below.speedup < 1 <= above.speedup:
+                part = -math.log(below.speedup) / (math.log(above.speedup) - math.log(below.speedup))
+                found[parameters] = math.exp(
+                    math.log(below.flops) + part * (math.log(above.flops) - math.log(below.flops))
+                )
+    return found
+
+
+def explained_by_ratio(spots: Sequence[Spot]) -> float:
+    """How well flops per parameter alone sorts the spots: the share of pairs of unlike ones that it puts in order."""
+    pairs = [
+        (gaining, choking) for gaining in spots if gaining.speedup >= 1 for choking in spots if choking.speedup < 1
+    ]
+    if not pairs:
+        return math.nan
+    right = sum(
+        (gaining.flops_per_parameter > choking.flops_per_parameter)
+        + 0.5 * (gaining.flops_per_parameter == choking.flops_per_parameter)
+        for gaining, choking in pairs
+    )
+    return right / len(pairs)
+
+
+def words(spots: Sequence[Spot], batch: int) -> list[str]:
+    """What the map shows, the most important first."""
+    gaining = [spot for spot in spots if spot.speedup >= 1]
+    best, worst = max(spots, key=lambda spot: spot.speedup), min(spots, key=lambda spot: spot.speedup)
+    found = [
+        f"{len(gaining)} of {len(spots)} models gain from a second device at batch {batch}: from {best.speedup:.2f}x "
+        f"({_model(best)}) down to {worst.speedup:.2f}x ({_model(worst)})"
+    ]
+    crossings = {parameters: flops / parameters for parameters, flops in border(spots).items()}
+    if crossings:
+        each = ", ".join(f"{ratio:.3g} at {_short(parameters)} parameters" for parameters, ratio in crossings.items())
+        found.append(f"a second device pays above so many flops per sample and parameter: {each}")
+    share = explained_by_ratio(spots)
+    if not math.isnan(share):
+        found.append(
+            f"the study's rule, compute against model size, puts {share:.0%} of the pairs of a model that gains and one "
+            "that chokes in the right order"
+        )
+    return found
+
+
+def _model(spot: Spot) -> str:
+    return f"{_short(spot.parameters)} parameters, {_short(spot.flops)} flops"
+
+
+def _short(value: float) -> str:
+    """'12 M', '1.2 G'."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"

@@ -1,0 +1,136 @@
+"""The study's findings, one by one: what it published, what was seen here, and whether it holds here too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from scalewise.findings.bounce import bounce
+from scalewise.findings.cell import Series
+from scalewise.findings.equality import equality
+from scalewise.findings.finding import devices_text
+from scalewise.findings.law import inverse_batch_law
+from scalewise.findings.saturation import saturation
+from scalewise.findings.speedup import best_speedups, chokes, speedups
+from scalewise.findings.traffic import transfer_fit
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One finding of the study. `holds` is None where the cells measured here cannot say."""
+
+    statement: str
+    published: str
+    here: str
+    holds: bool | None
+
+    @property
+    def verdict(self) -> str:
+        return {True: "holds", False: "does not hold", None: "cannot be told"}[self.holds]
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.statement}: {self.verdict} here ({self.here}); published: {self.published}"
+
+
+Judge = Callable[[Series], tuple[str, bool | None]]
+"""Words with numbers, and whether the claim holds in the series."""
+
+
+def claims(here: Mapping[str, Series], published: Mapping[str, Series]) -> list[Claim]:
+    """Of the two models under the study's strategy."""
+    found = []
+    for statement, workload, judge in CLAIMS:
+        words, holds = judge(here[workload]) if workload in here else ("not measured", None)
+        found.append(Claim(statement, judge(published[workload])[0], words, holds))
+    return found
+
+
+def _never_gains(series: Series) -> tuple[str, bool | None]:
+    found = chokes(series)
+    if found is None:
+        return "only one device measured", None
+    return found.sentence, found.never_gains
+
+
+def _follows_the_law(series: Series) -> tuple[str, bool | None]:
+    found = inverse_batch_law(series)
+    if found is None:
+        return "fewer than three batches measured", None
+    return found.sentence, len(found.holding) == len(found.fits)
+
+
+def _equal(series: Series) -> tuple[str, bool | None]:
+    found = equality(series)
+    if found is None:
+        return f"measured on {devices_text(series.device_counts)} only", None
+    return found.sentence, found.equal
+
+
+def _follows_the_bytes(series: Series) -> tuple[str, bool | None]:
+    found = transfer_fit(series)
+    if found is None:
+        return "fewer than three amounts of transfer measured", None
+    return found.sentence, found.governs
+
+
+def _gains(series: Series) -> tuple[str, bool | None]:
+    best, every = best_speedups(series), speedups(series)
+    if best is None:
+        return "only one device measured", None
+    counts = {each.devices for each in every}
+    gaining = {each.devices for each in every if each.faster}
+    return best.sentence, counts == gaining
+
+
+def _gains_least_at_the_smallest_batch(series: Series) -> tuple[str, bool | None]:
+    every = speedups(series)
+    if len({each.batch for each in every}) < 2:
+        return "fewer than two batches measured", None
+    smallest = min(each.batch for each in every)
+    least = max(each.speedup for each in every if each.batch == smallest)
+    most = max(each.speedup for each in every if each.batch > smallest)
+    return f"at most {least:.2f}x at batch {smallest}, up to {most:.2f}x above", least < most
+
+
+def _bounces(series: Series) -> tuple[str, bool | None]:
+    found = bounce(series)
+    if found is None:
+        return f"no jump between batches {series.batches[0]} and {series.batches[-1]}", False
+    return found.sentence, found.above is not None
+
+
+def _saturates(series: Series) -> tuple[str, bool | None]:
+    found = saturation(series)
+    if found is None:
+        return "fewer than three batches measured", None
+    return found.sentence, len(found.reached) == len(found.points)
+
+
+CLAIMS: tuple[tuple[str, str, Judge], ...] = (
+    ("linear never gains from more devices", "linear", _never_gains),
+    ("linear's epoch is a floor plus a constant for every step", "linear", _follows_the_law),
+    ("linear's epoch on several devices follows the bytes moved: network choke", "linear", _follows_the_bytes),
+    ("linear takes the same time on 2, 3 and 4 devices", "linear", _equal),
+    ("conv gains from more devices", "conv", _gains),
+    ("conv gains least at the smallest batch", "conv", _gains_least_at_the_smallest_batch),
+    ("conv bounces: seconds per sample jump at one share per device", "conv", _bounces),
+    ("conv saturates a device with few samples: larger batches do not help", "conv", _saturates),
+)
+
+
+def headline(here: Mapping[str, Series], judged: list[Claim]) -> str:
+    """What was found, in one sentence."""
+    parts = []
+    if "linear" in here and (choking := chokes(here["linear"])) and choking.choking:
+        worst = choking.choking[0]
+        parts.append(
+            f"linear chokes ({worst.devices} devices take {1 / worst.speedup:.1f} times as long at batch {worst.batch})"
+        )
+    if "conv" in here and (best := best_speedups(here["conv"])):
+        top = max(best.best, key=lambda each: each.speedup)
+        word = "gains" if top.faster else "does not gain"
+        parts.append(f"conv {word} ({top.speedup:.2f}x on {top.devices} devices at batch {top.batch})")
+    holding, told = sum(claim.holds is True for claim in judged), sum(claim.holds is not None for claim in judged)
+    on = next(iter(here.values())).machine
+    return f"Found on {on}: {' and '.join(parts)}; {holding} of the study's {told} findings that can be told here hold"

@@ -1,0 +1,41 @@
+"""The border between models that gain and models that choke."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scalewise.experiments.choke_map_figure import shade
+from scalewise.experiments.choke_map_plane import Spot, border, explained_by_ratio, words
+
+
+def test_the_border_is_where_two_devices_take_as_long_as_one() -> None:
+    spots = [Spot(1000, 100, 0.5), Spot(1000, 10_000, 2.0), Spot(1000, 10, 0.3)]
+    assert border(spots) == {1000: pytest.approx(1000.0)}
+
+
+def test_sizes_that_all_gain_or_all_choke_have_no_border() -> None:
+    assert border([Spot(10, 100, 1.5), Spot(10, 1000, 1.9), Spot(99, 100, 0.2), Spot(99, 1000, 0.4)]) == {}
+
+
+def test_the_ratio_of_compute_and_size_sorts_all_pairs_or_some() -> None:
+    sorted_by_ratio = [Spot(10, 1000, 1.5), Spot(1000, 1000, 0.5)]
+    assert explained_by_ratio(sorted_by_ratio) == 1.0
+    assert explained_by_ratio([*sorted_by_ratio, Spot(1000, 100, 1.2)]) == 0.5
+    assert math.isnan(explained_by_ratio(sorted_by_ratio[:1]))
+
+
+def test_the_map_is_told_in_words() -> None:
+    spots = [Spot(1_000_000, 100_000_000, 0.5), Spot(1_000_000, 10_000_000_000, 2.0)]
+    told = words(spots, 8)
+    assert told[0] == (
+        "1 of 2 models gain from a second device at batch 8: from 2.00x (1 M parameters, 10 G flops) "
+        "down to 0.50x (1 M parameters, 100 M flops)"
+    )
+    assert told[1].endswith("1e+03 at 1 M parameters")
+    assert "puts 100% of the pairs" in told[2]
+
+
+def test_even_is_the_middle_of_the_colours() -> None:
+    assert [shade(speedup) for speedup in (0.1, 0.25, 1.0, 1.5, 2.0, 3.0)] == [0.0, 0.0, 0.5, 0.75, 1.0, 1.0]

@@ -1,0 +1,59 @@
+"""The study's findings hold on the study's own cells, and are judged on others by their numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalewise.experiments.stevens_claims import claims, headline
+from scalewise.findings.cell import Cell, Series
+from scalewise.findings.series import series_of
+from scalewise.published.measured import stevens_environment, stevens_measurements
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, Series]:
+    environment = stevens_environment()
+    return {series.workload: series for series in series_of(stevens_measurements(), {environment.id: environment})}
+
+
+def grid(workload: str, epochs: dict[int, dict[int, float]]) -> Series:
+    cells = [Cell(devices, batch, 1000, seconds) for devices, line in epochs.items() for batch, seconds in line.items()]
+    return Series(workload, "data-parallel", tuple(cells), "2 cores of Some CPU", "2026-11-15")
+
+
+def test_every_finding_of_the_study_holds_on_its_own_cells(published: dict[str, Series]) -> None:
+    judged = claims(published, published)
+    assert [claim.holds for claim in judged] == [True] * 8
+    assert all(claim.here == claim.published for claim in judged)
+    assert headline(published, judged) == (
+        "Found on 4x GTX 1080 Ti: linear chokes (4 devices take 9.0 times as long at batch 10) and conv gains "
+        "(3.76x on 4 devices at batch 50); 8 of the study's 8 findings that can be told here hold"
+    )
+
+
+def test_what_the_cells_cannot_say_is_neither_held_nor_refuted(published: dict[str, Series]) -> None:
+    here = {"linear": grid("linear", {1: {10: 1.0, 20: 0.6}, 2: {10: 3.0, 20: 1.6}})}
+    judged = {claim.statement.split(":")[0]: claim for claim in claims(here, published)}
+    assert judged["linear never gains from more devices"].holds is True
+    assert judged["linear takes the same time on 2, 3 and 4 devices"].holds is None
+    assert judged["linear takes the same time on 2, 3 and 4 devices"].here == "measured on 1 and 2 devices only"
+    assert judged["linear's epoch is a floor plus a constant for every step"].holds is None
+    assert judged["conv gains from more devices"].here == "not measured"
+    assert "1 of the study's 1 findings that can be told here hold" in headline(here, list(judged.values()))
+
+
+def test_claims_are_refuted_where_the_numbers_say_so(published: dict[str, Series]) -> None:
+    here = {
+        "linear": grid("linear", {1: {10: 1.0, 20: 1.0, 50: 1.0}, 2: {10: 1.5, 20: 0.7, 50: 0.6}}),
+        "conv": grid("conv", {1: {10: 4.0, 20: 4.0, 50: 3.0}, 2: {10: 2.0, 20: 2.1, 50: 1.6}}),
+    }
+    judged = {claim.statement.split(":")[0]: claim for claim in claims(here, published)}
+    assert judged["linear never gains from more devices"].holds is False
+    assert judged["conv gains from more devices"].holds is True
+    assert judged["conv gains least at the smallest batch"].holds is False
+    assert judged["conv bounces"].holds is False
+    assert judged["conv bounces"].here == "no jump between batches 10 and 50"
+    assert judged["conv gains from more devices"].sentence.endswith(
+        "published: at best 2.51x on 2 (batch 20), 3.16x on 3 (batch 30) and 3.76x on 4 (batch 50); beside one "
+        "device at its best batch, 10: 1.79x, 2.38x and 2.98x"
+    )
