@@ -38,7 +38,7 @@ def _harmed(harm: Callable[[], object]) -> Workload:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
-        if calls == 4 and os.environ["RANK"] == "1":
+        if calls == 4 and os.environ["SCALEWISE_RANK"] == "1":
             harm()
         return tiny.loss(outputs, targets)
 

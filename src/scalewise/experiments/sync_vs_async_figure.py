@@ -9,7 +9,7 @@ from typing import Protocol
 from scalewise.experiments.curves import Point, seconds_to, smooth
 from scalewise.figures.style import COLOURS, FAINT, new_figure, save
 
-WINDOW_SAMPLES = 200
+WINDOW_SAMPLES = 160
 
 
 class Curve(Protocol):
@@ -21,7 +21,7 @@ def draw(ran: Mapping[str, Mapping[str, Curve]], target: float, machine: str, fo
     rows = -(-len(ran) // 2)
     figure, axes = new_figure(
         "Synchronous and asynchronous training: loss over time",
-        f"linear, 2 workers and 1 parameter server on {machine}",
+        f"U-Net, 2 workers and 1 parameter server on {machine}",
         rows=rows,
         columns=2,
         width=8.5,

@@ -61,6 +61,10 @@ class Agent:
     def signal(self, number: signal.Signals, rank: int) -> None:
         _signal(self._agent.get_worker_group().workers[rank].id, number)
 
+    @property
+    def pids(self) -> list[int]:
+        return [worker.id for worker in self._agent.get_worker_group().workers]
+
     def join(self, seconds: float) -> bool:
         """Whether all ranks ended by themselves in time."""
         self._thread.join(seconds)

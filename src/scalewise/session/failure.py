@@ -15,6 +15,7 @@ import torch
 
 import scalewise
 from scalewise.errors import RunFailed, UserError
+from scalewise.strategies.registry import STRATEGIES
 
 Kind = Literal["died", "hang", "user", "oom", "error", "timeout", "lost"]
 
@@ -33,6 +34,10 @@ _NOT_THE_USERS = (
     sysconfig.get_path("stdlib"),
     "<",
 )
+FOR_LARGE_MODELS = ("central-storage", "pipeline", "sharded")
+"""Strategies under which a device need not hold all weights."""
+_SMALLER = "a smaller --batch, or --accumulate 2,"
+_MODULE_FILE = torch.nn.modules.module.__file__
 _MEMORY_WORDS = ("defaultcpuallocator: can't allocate memory", "not enough memory")
 
 
@@ -67,8 +72,7 @@ def from_exception(rank: int, error: BaseException, who: str | None = None) -> F
     if isinstance(error, (UserError, RunFailed)):  # a sentence already
         return Failure(rank, kind, message, details)
     if kind == "oom":
-        hint = "a smaller --batch, or --accumulate 2, needs less"
-        return Failure(rank, kind, f"{who} ran out of memory: {what}; {hint}", details)
+        return Failure(rank, kind, f"{who} ran out of memory: {_first_sentences(what)}; {_needs_less(error)}", details)
     return Failure(rank, kind, f"{who} failed{_where(error)}: {what}", details)
 
 
@@ -100,6 +104,25 @@ def first_cause(failures: Sequence[Failure]) -> Failure:
 def to_exception(failure: Failure) -> Exception:
     """Bad input found by a rank is bad input still."""
     return UserError(failure.sentence) if failure.kind == "user" else RankFailed(failure)
+
+
+def _needs_less(error: BaseException) -> str:
+    """A device may have less memory than its host; host memory is all there is to a CPU device."""
+    frames = traceback.extract_tb(error.__traceback__)
+    running = {Path(frame.filename).stem.replace("_", "-") for frame in frames}
+    others = [name for name in FOR_LARGE_MODELS if name in STRATEGIES and name not in running]
+    if not isinstance(error, torch.OutOfMemoryError) or not others:
+        return f"{_SMALLER} needs less"
+    larger = f"--strategy {' or '.join(others)} trains models larger than the device"
+    if any(frame.name == "_apply" and frame.filename == _MODULE_FILE for frame in frames):
+        return f"the model's weights do not fit; {larger}"
+    return f"{_SMALLER} needs less, and {larger}"
+
+
+def _first_sentences(message: str) -> str:
+    """What torch says of an allocation goes on to advise on its allocator: 'CUDA out of memory, tried to ...' is it."""
+    first, _, rest = message.partition(". Tried to allocate ")
+    return f"{first}, tried to allocate {rest.partition('. ')[0]}" if rest else message
 
 
 def _where(error: BaseException) -> str:

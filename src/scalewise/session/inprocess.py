@@ -11,7 +11,7 @@ import torch
 from scalewise.errors import RunFailed, UserError
 from scalewise.session.allocator import keep_freed_memory
 from scalewise.session.cores import allowed_cores, core_order, cores_of, pin
-from scalewise.session.devices import settle
+from scalewise.session.devices import limit_memory, settle
 from scalewise.session.failure import from_exception, to_exception
 from scalewise.session.placement import Placement
 
@@ -42,6 +42,8 @@ class InProcess:
             keep_freed_memory()
             torch.set_num_threads(self.placement.cores_per_device)
             pin(cores_of(0, self.placement.cores_per_device, core_order(self.cores)))
+        else:
+            limit_memory(self.device)
         return self
 
     def run(

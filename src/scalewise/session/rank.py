@@ -83,7 +83,7 @@ def _settle_in(orders: Orders, rank: int, channel: Connection) -> Worker:
     os.environ.update(orders.environment)
     placement, crew = orders.placement, orders.crew
     number = crew.first + rank
-    os.environ["SCALEWISE_RANK"] = str(number)
+    os.environ["SCALEWISE_SERVER" if crew.role == "server" else "SCALEWISE_RANK"] = str(number)
     host = placement.host_of(number) if crew.role != "server" else placement.hosts + number
     interface = "lo"
     if orders.hosts:

@@ -88,6 +88,12 @@ class ServedSession:
         return results
 
     @property
+    def pids(self) -> list[int]:
+        """Of the workers, then of the servers."""
+        sessions = [self._workers[number] for number in sorted(self._workers)]
+        return [pid for session in (*sessions, self._servers) if session is not None for pid in session.pids]
+
+    @property
     def is_open(self) -> bool:
         return bool(self._workers) and all(
             session is not None and session.is_open for session in (self._servers, *self._workers.values())

@@ -84,6 +84,11 @@ class Session:
     def is_open(self) -> bool:
         return self._agent is not None
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks, in their order."""
+        return [] if self._agent is None else self._agent.pids
+
     def abort(self) -> None:
         """End every rank at once; a `run` under way in another thread then raises, and closes the session."""
         agent = self._agent

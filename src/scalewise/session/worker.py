@@ -15,6 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from scalewise.session.allocator import keep_freed_memory
 from scalewise.session.cores import allowed_cores, core_order, cores_of, pin
 from scalewise.session.crew import Crew
+from scalewise.session.devices import limit_memory
 from scalewise.session.placement import Placement
 
 # Ranks that start on a busy machine may be far apart: the placement's timeout counts once all are here.
@@ -94,6 +95,7 @@ def take_device(placement: Placement, local_rank: int, local_world: int) -> torc
     # Every slice is the whole of the GPU that its MPS daemon shows.
     device = torch.device("cuda", 0 if placement.device_kind == "slice" else local_rank)
     torch.cuda.set_device(device)
+    limit_memory(device)
     # Autograd's own thread finds this out and mends it by itself.
     warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA context")
     torch.set_num_threads(max(1, len(allowed_cores()) // local_world))

@@ -1,0 +1,153 @@
+"""Training with parameter servers: staleness, deaths, replacements, checkpoints; real processes throughout."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import scalewise
+from scalewise.errors import UserError
+from scalewise.session.failure import RankFailed
+from scalewise.session.placement import Placement
+from scalewise.session.served import ServedSession
+from scalewise.step.settings import Settings
+from scalewise.strategies.registry import strategy_of
+from scalewise.training.loop import Outcome, Report
+from scalewise.training.request import Request
+from scalewise.training.task import train_task
+from scalewise.verbs.asynchronous import staleness, updates
+from scalewise.verbs.opening import open_session
+from tests.conftest import SessionOf
+
+TINY = "tests.tiny:float32"
+
+
+def _request(strategy: str, steps: int, workload: str = TINY, **more: Any) -> Request:
+    return Request(workload, strategy_of(strategy), Settings(4, None, steps, **more))
+
+
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in load_file(path).items() if not name.startswith("random/")}
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+def test_staleness_keeps_to_its_bound_and_every_part_of_the_work_is_done_once(
+    bound: int, session_of: SessionOf
+) -> None:
+    request = _request(f"parameter-server-async:max_staleness={bound}", 30)
+    session = session_of(4, request.strategy)
+    assert isinstance(session, ServedSession)
+    outcomes: list[Outcome] = session.run(train_task, request)
+    seen = staleness(session.served)
+    assert 0 < seen.max <= bound
+    assert sorted(update.ticket for outcome in outcomes for update in outcome.updates) == list(range(30 * 4))
+    counted = updates(session.served, outcomes)
+    assert counted.applied == counted.acknowledged == counted.seen_by_workers == 30 * 4
+
+
+def test_a_worker_that_dies_is_dropped_and_the_others_finish() -> None:
+    result = scalewise.train(
+        "tests.tiny_ranks:killed", strategy="parameter-server-async", devices=3, device_kind="cpu", batch=6, steps=40
+    )
+    assert result.updates is not None
+    assert result.updates.applied == result.updates.acknowledged
+    assert result.updates.by_worker[1] == 3  # it died in its fourth
+    assert result.updates.applied == 3 * 40 - 1  # only what it had in hand is lost
+    assert any("worker 1 was killed (signal 9); the others went on" in note for note in result.notes)
+
+
+def test_a_replacement_joins_and_works() -> None:
+    """The replacement has the number of the one that died: it dies at its own fourth batch, and is not replaced."""
+    result = scalewise.train(
+        "tests.tiny_ranks:killed",
+        strategy="parameter-server-async:replacements=1",
+        devices=2,
+        device_kind="cpu",
+        batch=4,
+        steps=2000,
+    )
+    assert result.updates is not None
+    assert result.updates.by_worker[1] == 6
+    assert result.updates.applied == result.updates.acknowledged == 2 * 2000 - 2
+
+
+def test_a_synchronous_worker_that_dies_ends_the_run() -> None:
+    with pytest.raises(RankFailed, match=r"^rank 1 was killed \(signal 9\)$"):
+        scalewise.train(
+            "tests.tiny_ranks:killed", strategy="parameter-server", devices=2, device_kind="cpu", batch=4, steps=100
+        )
+
+
+@pytest.mark.parametrize("strategy", ["parameter-server:servers=2", "parameter-server-async:servers=2"])
+def test_a_killed_server_is_named_and_the_run_goes_on_from_its_checkpoint(strategy: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.safetensors"
+    endless = _request(strategy, 10**6, checkpoint=path, checkpoint_every=5)
+    with open_session(endless.strategy, Placement(2, "cpu")) as session:
+        assert isinstance(session, ServedSession)
+
+        def kill_a_server(_rank: int, report: Report) -> None:
+            if path.exists() and report.steps_done > 20:
+                os.kill(session.pids[-1], signal.SIGKILL)
+
+        with pytest.raises(RankFailed, match=r"^server 1 was killed \(signal 9\)$"):
+            session.run(train_task, endless, on_report=kill_a_server)
+    done = _steps_in(path)
+    result = scalewise.train(
+        TINY, strategy=strategy, devices=2, device_kind="cpu", batch=4, steps=done + 10, checkpoint=path, resume=True
+    )
+    assert done >= 5
+    assert f"resumed at step {done}, now at {done + 10}" in result.notes
+
+
+def _steps_in(path: Path) -> int:
+    with safe_open(path, framework="pt") as file:
+        return int(json.loads(file.metadata()["progress"])["steps_done"])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "momentum", "sgd", "adagrad"])
+def test_a_run_resumed_on_servers_equals_one_that_never_stopped(
+    optimizer: str, tmp_path: Path, session_of: SessionOf
+) -> None:
+    whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
+    served, alone = "parameter-server:servers=2", "single"
+    session = session_of(2, strategy_of(served))
+    session.run(train_task, _request(served, 9, checkpoint=whole, optimizer=optimizer))
+    session.run(train_task, _request(served, 4, checkpoint=parts, optimizer=optimizer))
+    session.run(train_task, _request(served, 9, checkpoint=parts, optimizer=optimizer, resume=True))
+    for name, tensor in _weights(whole).items():
+        torch.testing.assert_close(_weights(parts)[name], tensor, rtol=0, atol=1e-7)
+    single = tmp_path / "single.safetensors"
+    session_of(1).run(train_task, _request(alone, 9, checkpoint=single, optimizer=optimizer))
+    assert _weights(single).keys() == _weights(whole).keys()
+
+
+def test_servers_and_one_device_go_on_from_each_others_checkpoints(tmp_path: Path, session_of: SessionOf) -> None:
+    served = "parameter-server:servers=2"
+    reference = tmp_path / "reference.safetensors"
+    session_of(1).run(train_task, _request("single", 8, checkpoint=reference))
+    for first, second in ((served, "single"), ("single", served)):
+        path = tmp_path / f"{first.partition(':')[0]}.safetensors"
+        for strategy, steps, resume in ((first, 3, False), (second, 8, True)):
+            ranks = 1 if strategy == "single" else 2
+            chosen = None if strategy == "single" else strategy_of(strategy)
+            request = _request(strategy, steps, checkpoint=path, resume=resume)
+            session_of(ranks, chosen).run(train_task, request)
+        for name, tensor in _weights(reference).items():
+            torch.testing.assert_close(_weights(path)[name], tensor, rtol=0, atol=1e-5)
+
+
+def test_an_optimizer_that_looks_at_whole_tensors_is_refused() -> None:
+    with pytest.raises(
+        UserError, match="parameter servers cut large tensors, and adafactor looks at whole ones; valid"
+    ):
+        scalewise.train(
+            TINY, strategy="parameter-server", devices=2, device_kind="cpu", batch=4, steps=2, optimizer="adafactor"
+        )
