@@ -27,7 +27,7 @@ LAYERS = [
     {"workloads"},
     {"data"},
     {"figures"},
-    {"findings", "published"},
+    {"findings", "measuring", "published"},
     {"prediction"},
     {"simulation"},
     {"strategies"},
@@ -39,8 +39,9 @@ LAYERS = [
 ]
 """From the command line down; a module imports from its own part or from layers below its own."""
 WITHOUT_TORCH = [
-    "atomic", "clusters", "collectives", "cli.app", "errors", "experiments.registry", "figures", "findings", "phases",
-    "plan", "prediction", "published", "results", "simulation", "spec", "strategies", "timeline", "workloads.catalogue",
+    "atomic", "clusters", "collectives", "cli.app", "errors", "experiments.registry", "figures", "findings",
+    "measuring", "phases", "plan", "prediction", "published", "results", "simulation", "spec", "strategies", "timeline",
+    "workloads.catalogue",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from scalewise.verbs.attach import attach
     from scalewise.verbs.describe import describe
     from scalewise.verbs.doctor import doctor
+    from scalewise.verbs.measure import measure
     from scalewise.verbs.profile import profile
     from scalewise.verbs.report import report
     from scalewise.verbs.train import train
@@ -26,6 +27,7 @@ __all__ = [
     "attach",
     "describe",
     "doctor",
+    "measure",
     "profile",
     "report",
     "train",
@@ -40,6 +42,7 @@ _HOMES = {
     "attach": "scalewise.verbs.attach",
     "describe": "scalewise.verbs.describe",
     "doctor": "scalewise.verbs.doctor",
+    "measure": "scalewise.verbs.measure",
     "profile": "scalewise.verbs.profile",
     "report": "scalewise.verbs.report",
     "train": "scalewise.verbs.train",

@@ -72,7 +72,7 @@ def test_a_line_has_the_fields_of_the_contract_in_their_order(tmp_path: Path) ->
     document = json.loads(filled(tmp_path, cell()).read_text())
     assert " ".join(document) == CONTRACT
     assert document["step_seconds"] == {"median": 0.02, "low": 0.019, "high": 0.021, "n": 30}
-    assert document["bytes_per_step"] == {"planned": 1000, "traced": 1000, "busiest": 1000}
+    assert {"planned": 1000, "traced": 1000, "busiest": 1000}.items() <= document["bytes_per_step"].items()
 
 
 def test_a_line_is_on_the_disk_before_the_store_is_closed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from scalewise import __version__
-from scalewise.cli import data, describe, doctor, listing, profile, report, reproduce, train
+from scalewise.cli import data, describe, doctor, listing, measure, profile, report, reproduce, train
 
 app = typer.Typer(
     name="scalewise",
@@ -20,6 +20,9 @@ app = typer.Typer(
 )
 
 app.command(epilog="Example: scalewise train conv --batch 50 --epochs 3 --checkpoint conv.safetensors")(train.train)
+app.command(epilog="Example: scalewise measure linear conv --devices 1,2 --batch 10,50 --samples 200 --out sweep")(
+    measure.measure
+)
 app.command(epilog="Example: scalewise describe unet:width=16")(describe.describe)
 app.command(epilog="Example: scalewise profile linear --batch 10,20,50 --out linear.profile.json")(profile.profile)
 app.command(epilog="Example: scalewise report sweep")(report.report)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Final, Literal
@@ -14,6 +14,10 @@ from scalewise.results.statistics import Interval
 from scalewise.results.train import BytesPerStep
 
 SCHEMA: Final = 1
+IDENTIFYING_FIELDS = (
+    "workload", "strategy", "options", "devices", "device_kind", "hosts", "link", "batch", "batch_per_device",
+    "precision", "optimizer", "protocol", "execution",
+)  # fmt: skip
 Status = Literal["ok", "oom", "failed", "skipped"]
 Protocol = Literal["quick", "paper"]
 
@@ -69,21 +73,7 @@ class Measurement:
     @property
     def identity(self) -> Hashable:
         """The same for two measurements of one cell."""
-        return (
-            self.workload,
-            self.strategy,
-            tuple(sorted(self.options.items())),
-            self.devices,
-            self.device_kind,
-            self.hosts,
-            self.link,
-            self.batch,
-            self.batch_per_device,
-            self.precision,
-            self.optimizer,
-            self.protocol,
-            self.execution,
-        )
+        return identity_of(vars(self))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,6 +85,13 @@ class Measurement:
     def from_line(cls, line: bytes) -> Measurement:
         """Raises pydantic's ValidationError, which is a ValueError."""
         return _adapter().validate_json(line)
+
+
+def identity_of(fields: Mapping[str, Any]) -> Hashable:
+    """Of a cell that need not have been measured yet."""
+    return tuple(
+        tuple(sorted(fields[name].items())) if name == "options" else fields[name] for name in IDENTIFYING_FIELDS
+    )
 
 
 @cache

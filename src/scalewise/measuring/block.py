@@ -1,0 +1,111 @@
+"""What one visit to a cell timed, and what several of them say together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from scalewise.phases import PHASES
+from scalewise.results.statistics import FEWEST, Interval, interval_of
+
+WARM_UP_STEPS, GRAPH_WARM_UP_STEPS = 2, 6
+WARM_UP_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some steps of one cell in a row."""
+
+    seconds: list[float]
+    """Of steps of whole batches, after the warm-up."""
+    short: list[float] = field(default_factory=list)
+    """Of the steps that end an epoch with what is left."""
+    first: list[float] = field(default_factory=list)
+    """Of the steps that start an epoch, but for the block's own first."""
+    between: list[float] = field(default_factory=list)
+    """What each whole epoch took beside its steps."""
+    epochs: list[float] = field(default_factory=list)
+    """Whole epochs, where they are not made of steps one after the other."""
+    phases: dict[str, float] = field(default_factory=dict)
+    wall_seconds: float = 0.0
+    """The visit, start-up included."""
+
+
+def cut(
+    step_seconds: Sequence[float], epoch_seconds: Sequence[float], samples: int, batch: int, graph: bool = False
+) -> Block:
+    """Steps from the start of an epoch on, told apart; `epoch_seconds` of the whole ones among them."""
+    per_epoch, left = -(-samples // batch), samples % batch
+    warm_up = warm_up_of(step_seconds, graph)
+    seconds, short, first = [], [], []
+    for number, step in enumerate(step_seconds):
+        position = number % per_epoch
+        if left and position == per_epoch - 1:
+            short.append(step)
+        elif number >= warm_up:
+            seconds.append(step)
+            if position == 0:
+                first.append(step)
+    between = [
+        max(0.0, whole - sum(step_seconds[epoch * per_epoch : (epoch + 1) * per_epoch]))
+        for epoch, whole in enumerate(epoch_seconds)
+    ]
+    return Block(seconds, short, first, between)
+
+
+def warm_up_of(step_seconds: Sequence[float], graph: bool = False) -> int:
+    """Steps to drop: two, and more while they are over in no time; a graph is captured first. At most half."""
+    least, total = GRAPH_WARM_UP_STEPS if graph else WARM_UP_STEPS, 0.0
+    for number, step in enumerate(step_seconds):
+        if number >= least and total >= WARM_UP_SECONDS:
+            return min(number, len(step_seconds) // 2)
+        total += step
+    return len(step_seconds) // 2
+
+
+def interval_of_blocks(blocks: Sequence[Sequence[float]]) -> Interval:
+    """The median of all steps, with a 95 % interval that also knows how far blocks differ from each other.
+
+    Steps in a row are alike, and a machine is not the same a minute later: steps of two blocks say less than their
+    number. The share of steps below the median varies between blocks by more than chance; that variance (of
+    clusters) sets the ranks of `low` and `high` among all steps (Woodruff's interval).
+    """
+    blocks = [block for block in blocks if block]
+    ordered = sorted(step for block in blocks for step in block)
+    count = len(ordered)
+    if count < FEWEST or len(blocks) < 2:
+        return interval_of(ordered)
+    middle = median(ordered)
+    strays = [sum((step < middle) - (step > middle) for step in block) / 2 for block in blocks]
+    between = math.sqrt(len(blocks) / (len(blocks) - 1) * sum(stray * stray for stray in strays))
+    reach = 1.96 * max(between, math.sqrt(count) / 2)
+    low = max(0, math.floor(count / 2 - reach))
+    high = min(count - 1, math.ceil(count / 2 + reach) - 1)
+    return Interval(middle, ordered[low], ordered[high], count)
+
+
+def epoch_of(blocks: Sequence[Block], samples: int, batch: int) -> float:
+    """Steps per epoch x step time + what was seen of an epoch's own cost: its start, its short last step, its rest."""
+    if epochs := [seconds for block in blocks for seconds in block.epochs]:
+        return median(epochs)
+    step = median(seconds for block in blocks for seconds in block.seconds)
+    steps = -(-samples // batch)
+    extra = sum(median(seen) - step for seen in (_all(blocks, "short"), _all(blocks, "first")) if seen and steps > 1)
+    between = _all(blocks, "between")
+    return max(0.0, steps * step + extra + (median(between) if between else 0.0))
+
+
+def phases_of(blocks: Sequence[Block], step_seconds: float) -> dict[str, float]:
+    """Of all blocks, each by its steps; they sum to the step."""
+    totals: dict[str, float] = {}
+    for block in blocks:
+        for phase, seconds in block.phases.items():
+            totals[phase] = totals.get(phase, 0.0) + seconds * len(block.seconds)
+    whole = sum(totals.values())
+    return {phase: totals[phase] / whole * step_seconds for phase in PHASES if phase in totals} if whole else {}
+
+
+def _all(blocks: Sequence[Block], name: str) -> list[float]:
+    return [seconds for block in blocks for seconds in getattr(block, name)]

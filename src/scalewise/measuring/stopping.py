@@ -1,0 +1,61 @@
+"""When a cell has been timed enough, and how many steps its next block should have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scalewise.measuring.block import GRAPH_WARM_UP_STEPS, WARM_UP_SECONDS, WARM_UP_STEPS, Block, interval_of_blocks
+from scalewise.results.statistics import FEWEST, Interval
+
+LEAST_BLOCKS = 3
+"""Repeats without which nothing is known of how a cell differs from one minute to the next."""
+LEAST_STEPS = 3
+FIRST_STEPS, CAUTIOUS_STEPS = 8, 3
+"""Of a first block: of cells expected to be quick, and of those about which nothing is known."""
+BLOCK_SECONDS = 1.5
+MOST_WARM_UP_STEPS = 200
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`percent` is the width of the interval to reach, of the step time; `budget_seconds` is a cell's."""
+
+    percent: float = 2.0
+    budget_seconds: float = 30.0
+
+    def reached(self, interval: Interval, blocks: int) -> bool:
+        return blocks >= LEAST_BLOCKS and interval.n >= FEWEST and 100 * interval.width <= self.percent
+
+
+def first_steps(expected_seconds: float | None, budget_seconds: float, graph: bool = False) -> int:
+    """A first block takes little of the budget, whatever a step turns out to take."""
+    if expected_seconds is None or expected_seconds * FIRST_STEPS > budget_seconds / 4:
+        return CAUTIOUS_STEPS
+    return FIRST_STEPS + (GRAPH_WARM_UP_STEPS if graph else 0)
+
+
+def next_steps(blocks: Sequence[Block], goal: Goal, graph: bool = False) -> int:
+    """Enough to get there in the fewest blocks that do; a block is not much longer than its start-up needs it to be."""
+    interval = interval_of_blocks([block.seconds for block in blocks])
+    step = max(interval.median, 1e-6)
+    grown = (100 * interval.width / goal.percent) ** 2 if interval.n >= FEWEST else 4.0
+    wanted = interval.n * min(max(grown, 0.0), 16.0) - interval.n
+    timed = max(LEAST_STEPS, math.ceil(wanted / max(1, LEAST_BLOCKS - len(blocks))))
+    spent = sum(block.wall_seconds for block in blocks)
+    start_up = spent / len(blocks) - step * interval.n / len(blocks)
+    longest = min(max(BLOCK_SECONDS, 2 * start_up), max(0.0, goal.budget_seconds - spent))
+    timed = min(timed, max(LEAST_STEPS, int(longest / step)))
+    least = GRAPH_WARM_UP_STEPS if graph else WARM_UP_STEPS
+    warm_up = min(max(least, math.ceil(WARM_UP_SECONDS / step)), MOST_WARM_UP_STEPS)
+    return timed + warm_up
+
+
+def progress(interval: Interval, blocks: int, spent_seconds: float, goal: Goal) -> float:
+    """How far a cell is, from 0 to 1: by its interval, or by its budget if that ends it sooner."""
+    if not blocks:
+        return 0.0
+    wide = 100 * interval.width > goal.percent
+    by_width = ((goal.percent / interval.width / 100) ** 2 if wide else 1.0) * min(1.0, blocks / LEAST_BLOCKS)
+    return min(1.0, max(by_width, spent_seconds / goal.budget_seconds))

@@ -1,0 +1,68 @@
+"""This machine and its software, as measurements remember them."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+import psutil
+import torch
+
+from scalewise import __version__
+from scalewise.errors import UserError
+from scalewise.results.environment import Environment
+from scalewise.session.cores import allowed_cores
+from scalewise.session.hardware import cpu_name
+
+VARIES = "memory_bytes"
+"""By a few pages from one start of a machine to the next."""
+
+
+def surroundings(data: str, samples: int, conditions: Mapping[str, Any]) -> Environment:
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    versions = {
+        "scalewise": __version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    return Environment(
+        hardware={
+            "cpu": cpu_name(),
+            "cores": len(allowed_cores()),
+            VARIES: psutil.virtual_memory().total,
+            "gpus": gpus,
+        },
+        versions=versions,
+        data=data,
+        samples_per_epoch=samples,
+        conditions=dict(conditions),
+    )
+
+
+def check_same(folder: object, before: Environment, now: Environment) -> None:
+    """A UserError where cells of one folder would not be comparable: another machine, other data, other conditions."""
+    for what, old, new in (
+        ("hardware", _steady(before.hardware), _steady(now.hardware)),
+        ("data", _data(before), _data(now)),
+        ("conditions", before.conditions, now.conditions),
+    ):
+        for key in {**old, **new}:
+            if old.get(key) != new.get(key):
+                raise UserError(
+                    f"{folder} was measured with other {what}: {key} was {old.get(key)!r} and is now {new.get(key)!r}; "
+                    "name another folder with --out (several can be read together)"
+                )
+
+
+def _steady(hardware: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in hardware.items() if key != VARIES}
+
+
+def _data(environment: Environment) -> dict[str, Any]:
+    return {"data": environment.data, "samples": environment.samples_per_epoch}

@@ -1,0 +1,205 @@
+"""The cells of a sweep, visited in rounds: a block of steps each, until each has been timed enough.
+
+    window    | a  b  c  d | ref | a  b  c  d | ref | a  c  d  e | ref ...      (b is through, e takes its place)
+
+A reference cell is timed between rounds. Where it moved, what was timed since it last stood still is timed again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from scalewise.errors import RunFailed, UserError
+from scalewise.measuring.cell import Cell
+from scalewise.measuring.reference import Reference
+from scalewise.measuring.stopping import Goal, progress
+from scalewise.results.measurement import Measurement
+from scalewise.results.statistics import Interval
+from scalewise.results.store import Store
+from scalewise.session.failure import RankFailed
+from scalewise.training.loop import Report
+from scalewise.verbs.sessions import Sessions
+from scalewise.verbs.timing import Timed, time_steps, timed, timed_epochs
+from scalewise.verbs.trial import Task, Trial
+
+WINDOW = 6
+"""Cells under way at a time: their repeats lie apart, and a kill loses no more than these."""
+MOST_RETIMED = 2
+FEWEST_CELLS = 3
+"""With fewer, blocks of the same cell lie close enough to watch each other."""
+REFERENCE_STEPS, REFERENCE_SECONDS = 6, 0.2
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a sweep stands, and the cell under way."""
+
+    done: int
+    total: int
+    fraction: float
+    """Of the whole sweep, cells under way included."""
+    cell: Cell
+    interval: Interval
+    blocks: int
+
+
+class Sweep:
+    """`go` records every cell it gets to the end of; `not_begun` is what the total budget left no time for."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        store: Store,
+        sessions: Sessions,
+        goal: Goal,
+        budget_seconds: float | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_cell: Callable[[Measurement], None] | None = None,
+    ) -> None:
+        self.waiting = deque(task for task in tasks if task.obstacle is None)
+        self.impossible = [task for task in tasks if task.obstacle is not None]
+        self.total = len(tasks)
+        self.store, self.sessions, self.goal = store, sessions, goal
+        self.deadline = perf_counter() + (math.inf if budget_seconds is None else budget_seconds)
+        self.on_progress, self.on_cell = on_progress, on_cell
+        self.window: list[Trial] = []
+        self.pending: list[Trial] = []
+        """Timed enough, but not yet known to have been timed on a steady machine."""
+        self.step_seconds: dict[Cell, float] = {}
+        self.standard: Trial | None = None
+        self.reference = Reference()
+        self.done = 0
+
+    @property
+    def not_begun(self) -> int:
+        return len(self.waiting)
+
+    def go(self) -> None:
+        for task in self.impossible:
+            trial = Trial(task)
+            self._record(trial, trial.without("skipped", task.obstacle or ""))
+        while (self.waiting or self.window or self.pending) and perf_counter() < self.deadline:
+            while self.waiting and len(self.window) < self._room():
+                self.window.append(Trial(self.waiting.popleft()))
+            for trial in self._in_turn():
+                if perf_counter() < self.deadline:
+                    self._visit(trial)
+            self._settle()
+        for trial in [*self.pending, *self.window]:
+            if trial.interval.n:
+                self._record(trial, trial.measurement(self.goal))
+        self.waiting.extendleft(trial.task for trial in reversed(self.window))
+
+    def _room(self) -> int:
+        """Epochs of the paper's protocol are one long visit each: nothing to interleave."""
+        task = self.waiting[0]
+        return 1 if task.cell.protocol == "paper" else WINDOW
+
+    def _in_turn(self) -> list[Trial]:
+        """Slices have one session at a time: cells that share it follow each other."""
+        if any(trial.cell.device_kind == "slice" for trial in self.window):
+            return sorted(self.window, key=lambda trial: trial.cell.devices)
+        return list(self.window)
+
+    def _visit(self, trial: Trial) -> None:
+        try:
+            trial.seen += self._time(trial, self._steps(trial))
+        except UserError as error:
+            self._record(trial, trial.without("skipped", str(error)))
+        except RankFailed as error:
+            self._record(trial, trial.without("oom" if error.kind == "oom" else "failed", str(error)))
+        except RunFailed as error:
+            self._record(trial, trial.without("failed", str(error)))
+        else:
+            self.step_seconds[trial.cell] = trial.interval.median
+            self._tell(trial)
+
+    def _steps(self, trial: Trial) -> int | None:
+        return None if trial.cell.protocol == "paper" else trial.steps(self.goal, self._expected(trial.cell))
+
+    def _expected(self, cell: Cell) -> float | None:
+        """The longest that cells of the same workload make likely: a step takes no longer than its batch grows."""
+        known = [
+            seconds * max(1.0, cell.batch / other.batch)
+            for other, seconds in self.step_seconds.items()
+            if other.workload == cell.workload
+        ]
+        return max(known, default=None)
+
+    def _time(self, trial: Trial, steps: int | None) -> list[Timed]:
+        task, cell = trial.task, trial.cell
+        request = task.request(steps)
+
+        def told(_: int, report: Report) -> None:
+            if steps is None:
+                self._tell(trial, report.steps_done / report.steps)
+
+        placement, outcomes, seconds = self.sessions.run(
+            cell.strategy, task.placement, time_steps, request, on_report=told
+        )
+        self.reference.since_seconds += seconds
+        combine = timed_epochs if steps is None else lambda *found: [timed(*found)]
+        return combine(request, placement, outcomes, seconds)
+
+    def _settle(self) -> None:
+        """Look whether the machine moved while the latest blocks were timed; then record what is through."""
+        for trial in [trial for trial in self.window if trial.through(self.goal)]:
+            self.window.remove(trial)
+            self.pending.append(trial)
+        at_the_end = not self.waiting and not self.window
+        if self.standard and not self.reference.due() and not at_the_end:
+            return
+        moved = self._moved()
+        through, self.pending = self.pending, []
+        for trial in through + self.window:
+            if moved and trial.cell.protocol == "quick" and trial.retimed < MOST_RETIMED:
+                trial.forget_unsettled()
+            else:
+                trial.drifted |= moved and trial.settled < len(trial.seen)
+                trial.settled = len(trial.seen)
+        for trial in through:
+            if trial.through(self.goal):
+                self._record(trial, trial.measurement(self.goal))
+            else:
+                self.window.append(trial)
+
+    def _moved(self) -> bool:
+        """Whether the reference is not what it was; False where there is none, or where it costs too much."""
+        if self.total - len(self.impossible) < FEWEST_CELLS:
+            return False
+        if self.standard is None:
+            timed_so_far = [trial for trial in self.window + self.pending if trial.seen]
+            if not timed_so_far:
+                return False
+            quickest = min(timed_so_far, key=lambda trial: (-trial.cell.devices, trial.interval.median))
+            self.standard = replace(quickest, seen=list(quickest.seen))
+        elif self.reference.cost_seconds > self.reference.since_seconds:
+            return False
+        step = self.standard.interval.median
+        steps = REFERENCE_STEPS + max(REFERENCE_STEPS, math.ceil(REFERENCE_SECONDS / max(step, 1e-6)))
+        started = perf_counter()
+        try:
+            [seen] = self._time(self.standard, steps)
+        except (UserError, RunFailed):
+            self.standard = None  # another will do
+            return False
+        return self.reference.moved(replace(self.standard, seen=[seen]).interval, perf_counter() - started)
+
+    def _record(self, trial: Trial, measurement: Measurement) -> None:
+        self.store.append(measurement)
+        if trial in self.window:
+            self.window.remove(trial)
+        self.done += 1
+        if self.on_cell:
+            self.on_cell(measurement)
+
+    def _tell(self, trial: Trial, fraction: float | None = None) -> None:
+        if self.on_progress is None:
+            return
+        under_way = sum(progress(each.interval, len(each.seen), each.spent_seconds, self.goal) for each in self.window)
+        share = (self.done + (under_way if fraction is None else fraction)) / self.total
+        self.on_progress(Progress(self.done, self.total, share, trial.cell, trial.interval, len(trial.seen)))

@@ -1,0 +1,101 @@
+"""A cell while it is being measured: its blocks so far, and the measurement they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from scalewise.measuring.block import Block, epoch_of, interval_of_blocks, phases_of
+from scalewise.measuring.cell import Cell
+from scalewise.measuring.stopping import Goal, first_steps, next_steps
+from scalewise.results.measurement import DRIFT, INTERVAL_NOT_REACHED, NO_GRAPH, OVERSUBSCRIBED, Measurement, Status
+from scalewise.results.statistics import Interval
+from scalewise.session.placement import Placement
+from scalewise.training.request import Request
+from scalewise.verbs.timing import Timed
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell with all that is needed to run it."""
+
+    cell: Cell
+    placement: Placement
+    request: Callable[[int | None], Request]
+    """For so many steps; None: as many epochs as the protocol says."""
+    samples: int
+    environment: str
+    obstacle: str | None = None
+    """Why it cannot be run here at all."""
+
+
+@dataclass
+class Trial:
+    """Blocks after `settled` may have been timed while the machine was not itself."""
+
+    task: Task
+    seen: list[Timed] = field(default_factory=list)
+    settled: int = 0
+    retimed: int = 0
+    drifted: bool = False
+    started: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+
+    @property
+    def cell(self) -> Cell:
+        return self.task.cell
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [timed.block for timed in self.seen]
+
+    @property
+    def interval(self) -> Interval:
+        return interval_of_blocks([block.seconds for block in self.blocks])
+
+    @property
+    def spent_seconds(self) -> float:
+        return sum(block.wall_seconds for block in self.blocks)
+
+    def steps(self, goal: Goal, expected_seconds: float | None) -> int:
+        """Of the next block; more where some of them end an epoch with a short batch, which is not counted."""
+        graph = self.cell.execution == "graph"
+        if self.interval.n:
+            wanted = next_steps(self.blocks, goal, graph)
+        else:
+            wanted = first_steps(expected_seconds, goal.budget_seconds, graph)
+        whole, left = divmod(self.task.samples, self.cell.batch)
+        return wanted + wanted // whole if left else wanted
+
+    def through(self, goal: Goal) -> bool:
+        if self.cell.protocol == "paper":
+            return bool(self.seen)
+        return goal.reached(self.interval, len(self.seen)) or self.spent_seconds >= goal.budget_seconds
+
+    def forget_unsettled(self) -> None:
+        del self.seen[self.settled :]
+        self.retimed += 1
+
+    def measurement(self, goal: Goal) -> Measurement:
+        last, interval, cell = self.seen[-1], self.interval, self.cell
+        flags = {
+            INTERVAL_NOT_REACHED: cell.protocol == "quick" and not goal.reached(interval, len(self.seen)),
+            DRIFT: self.drifted,
+            OVERSUBSCRIBED: self.task.placement.oversubscribed,
+            NO_GRAPH: last.execution != cell.execution,
+        }
+        return cell.measured(
+            execution=last.execution,
+            step_seconds=interval,
+            epoch_seconds=epoch_of(self.blocks, self.task.samples, cell.batch),
+            phases=phases_of(self.blocks, interval.median),
+            bytes_per_step=last.bytes_per_step,
+            peak_memory_bytes=max((timed.peak_memory_bytes or 0 for timed in self.seen), default=0) or None,
+            flags=[flag for flag, raised in flags.items() if raised],
+            environment=self.task.environment,
+            started=self.started,
+        )
+
+    def without(self, status: Status, reason: str) -> Measurement:
+        """Of a cell that has no figures."""
+        return self.cell.measured(status=status, reason=reason, environment=self.task.environment, started=self.started)
