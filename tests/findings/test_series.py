@@ -46,8 +46,15 @@ def test_a_strategy_without_a_single_device_cell_is_compared_with_single() -> No
     assert two.epoch_seconds == pytest.approx(3.0)
 
 
-def test_a_strategy_that_ran_on_one_device_is_its_own_baseline() -> None:
+def test_single_is_the_baseline_also_of_a_strategy_that_ran_on_one_device_itself() -> None:
     cells = [measured("single", 1, 10, 0.1), measured("mirrored", 1, 10, 0.2), measured("mirrored", 2, 10, 0.3)]
+    [series] = series_of(cells, KNOWN)
+    assert [one.epoch_seconds for one, _ in series.pairs] == pytest.approx([1.0])
+    assert len(series.cells) == 2
+
+
+def test_without_single_a_strategy_on_one_device_is_its_own_baseline() -> None:
+    cells = [measured("single", 1, 20, 0.1), measured("mirrored", 1, 10, 0.2), measured("mirrored", 2, 10, 0.3)]
     [series] = series_of(cells, KNOWN)
     assert [one.epoch_seconds for one, _ in series.pairs] == pytest.approx([2.0])
 

@@ -69,8 +69,8 @@ def words(spots: Sequence[Spot], batch: int) -> list[str]:
     share = explained_by_ratio(spots)
     if not math.isnan(share):
         found.append(
-            f"the study's rule, compute against model size, puts {share:.0%} of the pairs of a model that gains and one "
-            "that chokes in the right order"
+            f"the study's rule, compute against model size, puts {share:.0%} of the pairs of a gaining and a "
+            "choking model in the right order"
         )
     return found
 

@@ -19,7 +19,7 @@ Key = tuple[Any, ...]
 def series_of(measurements: Sequence[Measurement], environments: Mapping[str, Environment]) -> list[Series]:
     """Cells without a time, or of which nobody noted how many samples an epoch has, are left out.
 
-    A strategy that was not run on one device itself is compared with `single`, if that was.
+    The baseline is `single`; at batches where that was not measured, the strategy itself on one device.
     """
     timed = [each for each in measurements if cell_of(each, environments) is not None]
     groups: dict[Key, list[Measurement]] = defaultdict(list)
@@ -34,18 +34,17 @@ def series_of(measurements: Sequence[Measurement], environments: Mapping[str, En
         alike, strategy, *_ = key
         if strategy == "single" and alike in spread:
             continue
-        own = {each.batch for each in members if each.devices == 1}
-        lone = singles[alike, strategy] or singles[alike, "single"]
-        found.append((members, [each for each in lone if each.batch not in own]))
+        baseline = {each.batch: each for name in (strategy, "single") for each in singles[alike, name]}
+        found.append((members, [*baseline.values(), *(each for each in members if each.devices > 1)]))
     return [
         Series(
             members[0].workload,
             label,
-            tuple(cell for each in (*members, *baseline) if (cell := cell_of(each, environments))),
+            tuple(cell for each in compared if (cell := cell_of(each, environments))),
             machine=machine_text(environments[members[0].environment], members[0].device_kind),
             when=when_text([each.started for each in members]),
         )
-        for (members, baseline), label in zip(found, _labels([members[0] for members, _ in found]), strict=True)
+        for (members, compared), label in zip(found, _labels([members[0] for members, _ in found]), strict=True)
     ]
 
 
