@@ -28,7 +28,8 @@ from scalewise.session.devices import MEMORY_LIMIT
 from scalewise.session.hardware import device_name
 
 LAYERS = 32
-LEARNING_RATE = 1e-4
+LEARNING_RATE = 1e-5
+"""Deep and wide layers move far with every step of Adam."""
 SAME_LOSS = 1e-3
 """Relative: the update is rounded differently on the host."""
 

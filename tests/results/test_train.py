@@ -61,6 +61,19 @@ def test_hosts_and_traced_bytes_are_shown() -> None:
     assert "2.0 KiB traced" in str(shown)
 
 
+def test_copies_through_host_memory_are_called_that() -> None:
+    copied = BytesPerStep(3072, 3070, 3070, "counted copies")
+    shown = dataclasses.replace(RESULT, bytes_per_step=copied)
+    expected = "copied 3.0 KiB per step between host memory and all devices, as planned; 3.0 KiB as counted copies"
+    assert expected in " ".join(str(shown).split())
+    assert shown.to_json()["bytes_per_step"] == {
+        "planned": 3072,
+        "traced": 3070,
+        "busiest": 3070,
+        "traced_by": "counted copies",
+    }
+
+
 def test_html_for_notebooks() -> None:
     html = RESULT._repr_html_()
     assert html.startswith("<pre>")

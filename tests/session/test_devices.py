@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scalewise.errors import UserError
-from scalewise.session.devices import settle
+from scalewise.session.devices import limit_memory, settle
 from scalewise.session.placement import Placement
 
 GPUS = torch.cuda.device_count()
@@ -36,3 +36,23 @@ def test_what_cannot_be_had_is_refused(placement: Placement, sentence: str) -> N
 def test_slices_without_a_gpu_are_refused() -> None:
     with pytest.raises(UserError, match="slices need a CUDA device and this machine has none"):
         settle(Placement(2, "slice"))
+
+
+@pytest.mark.parametrize("text", ["much", "0", "-1", "nan", "inf", ""])
+def test_a_memory_limit_that_cannot_be_read_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEWISE_MEMORY_LIMIT_GB", text)
+    with pytest.raises(UserError, match=f"SCALEWISE_MEMORY_LIMIT_GB is '{text}'; it must be a number of GB above 0"):
+        limit_memory(torch.device("cuda"))
+
+
+@pytest.mark.skipif(GPUS == 0, reason="needs a GPU")
+def test_a_memory_limit_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEWISE_MEMORY_LIMIT_GB", "0.25")
+    device = torch.device("cuda", 0)
+    limit_memory(device)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(300_000_000, dtype=torch.uint8, device=device)
+        torch.empty(100_000_000, dtype=torch.uint8, device=device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)

@@ -18,6 +18,7 @@ from scalewise.session.failure import (
 )
 
 LESS = "a smaller --batch, or --accumulate 2, needs less"
+LARGER = "--strategy central-storage trains models larger than the device"
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 
 
@@ -27,7 +28,14 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
         (ValueError("no\nreally"), "error", "rank 1 failed: ValueError: no"),
         (KeyError(), "error", "rank 1 failed: KeyError"),
         (UserError("batch cannot be 0"), "user", "batch cannot be 0"),
-        (torch.OutOfMemoryError("20 GiB"), "oom", f"rank 1 ran out of memory: OutOfMemoryError: 20 GiB; {LESS}"),
+        (
+            torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80 GiB"
+            ),
+            "oom",
+            f"rank 1 ran out of memory: OutOfMemoryError: CUDA out of memory, tried to allocate 2.00 GiB; {LESS}, and "
+            f"{LARGER}",
+        ),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory"),
             "oom",
@@ -44,6 +52,18 @@ def test_an_exception_is_told_by_its_kind(error: Exception, kind: Kind, sentence
     assert failure.kind == kind
     assert failure.sentence == (sentence or f"rank 1 failed: {type(error).__name__}: {error}")
     assert type(error).__name__ in failure.details
+
+
+def test_weights_that_do_not_fit_are_said_so() -> None:
+    def full(_: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB.")
+
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        torch.nn.Linear(2, 2)._apply(full)  # as `.to(device)` does
+    assert from_exception(0, raised.value).sentence == (
+        "rank 0 ran out of memory: OutOfMemoryError: CUDA out of memory, tried to allocate 2.00 GiB; the model's "
+        f"weights do not fit; {LARGER}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,44 @@ def test_fp16_gradients_weigh_half() -> None:
     assert strategy_of("mirrored:compress=fp16").plan(MODEL, 4, 8).bytes_per_step == pytest.approx(whole / 2, rel=0.001)
 
 
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_central_storage_copies_three_models_per_device_through_the_host(devices: int) -> None:
+    plan = strategy_of("central-storage").plan(MODEL, devices, 8)
+    assert (plan.bytes_per_step, plan.busiest_bytes) == (3 * S * devices, 3 * S * devices)
+
+
+def test_central_storage_does_not_fetch_again_what_backward_does_not_read() -> None:
+    plan = strategy_of("central-storage").plan(replace(MODEL, read_again=(True, False)), 1, 8)
+    assert plan.bytes_per_step == 2 * S + 40_000_000
+
+
+def test_central_storage_fetches_one_layer_ahead_of_the_one_at_work() -> None:
+    layers = Footprint(parameter_bytes=(3, 2, 1), input_bytes=1, target_bytes=1, output_bytes=1)
+    plan = strategy_of("central-storage").plan(layers, 1, 4)
+    assert [(step.phase, step.send.bytes if step.send else None, step.after) for step in plan.operations] == [
+        ("load", None, ()),
+        ("pull", 1, (0,)),
+        ("forward", None, (0, 1)),
+        ("pull", 2, (0,)),
+        ("forward", None, (2, 3)),
+        ("pull", 3, (2,)),
+        ("forward", None, (4, 5)),
+        ("loss", None, (6,)),
+        ("pull", 3, (4,)),
+        ("backward", None, (7, 8)),
+        ("push", 3, (9,)),
+        ("pull", 2, (6,)),
+        ("backward", None, (9, 11)),
+        ("push", 2, (12,)),
+        ("pull", 1, (9,)),
+        ("backward", None, (12, 14)),
+        ("push", 1, (15,)),
+        ("update", None, (10, 13, 16)),
+    ]
+    nothing_ahead = strategy_of("central-storage:prefetch=0").plan(layers, 1, 4)
+    assert [step.after for step in nothing_ahead.operations if step.phase == "pull"][:3] == [(0,), (2,), (4,)]
+
+
 def test_every_operation_waits_only_for_earlier_ones() -> None:
     for name in STRATEGIES:
         for position, step in enumerate(strategy_of(name).plan(MODEL, 1 if name == "single" else 3, 7).operations):

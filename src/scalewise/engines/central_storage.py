@@ -103,7 +103,7 @@ class CentralStorageEngine(EagerEngine):
                     loss = loss * weight
                 clock.lap("loss")
                 self.loans.begin("backward", clock)
-                loss.backward()
+                self.loans.backward(loss)
                 clock.lap("backward")
                 total = loss.detach() if total is None else total + loss.detach()
         self._update()

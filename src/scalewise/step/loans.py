@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import _engine_run_backward, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from scalewise.step.clock import Clock
@@ -91,6 +91,12 @@ class Loans:
         for use in self.expected[: self.ahead]:
             self._fetch_missing(use)
         self._lap("pull")
+
+    def backward(self, loss: Tensor) -> None:
+        """As `loss.backward()`, which would hide from the watch what runs in it: forward, where that is run again."""
+        _engine_run_backward(
+            (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
     def read(self, use: Use) -> None:
         """Have `use` on the device, and what comes next on its way there."""

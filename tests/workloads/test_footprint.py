@@ -1,0 +1,27 @@
+"""What a workload weighs, as plans need it."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalewise.data.data import DataRequest
+from scalewise.workloads.footprint import footprint_of
+from scalewise.workloads.resolve import resolve
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        # A bias is never read again, nor is the first layer, whose inputs need no gradient, nor a table; but of a norm even the bias is.
+        ("linear", [100 * 10, 1000 * 100, 10 * 10]),
+        (
+            "transformer:layers=1,width=8,heads=1,context=4,vocabulary=128",
+            [8 * 8] * 4 + [8 * 32] * 2 + [8] * 6 + [8 * 128],
+        ),
+    ],
+)
+def test_weights_that_backward_reads_are_known(name: str, read: list[int]) -> None:
+    workload = resolve(name)
+    footprint = footprint_of(workload, workload.data(DataRequest(samples=4)))
+    weighed = zip(footprint.parameter_bytes, footprint.read_again, strict=True)
+    assert sorted(size // 4 for size, again in weighed if again) == sorted(read)
