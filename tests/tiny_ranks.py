@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from scalewise.workloads.workload import Workload
@@ -22,12 +23,20 @@ def raises() -> Workload:
     return _harmed(_raise)
 
 
+def out_of_memory() -> Workload:
+    return _harmed(_run_out_of_memory)
+
+
 def hangs() -> Workload:
     return _harmed(lambda: time.sleep(3600))
 
 
 def _raise() -> None:
     raise ValueError("a bug in the loss")
+
+
+def _run_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
 
 def _harmed(harm: Callable[[], object]) -> Workload:

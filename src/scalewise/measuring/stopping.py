@@ -16,6 +16,8 @@ FIRST_STEPS, CAUTIOUS_STEPS = 8, 3
 """Of a first block: of cells expected to be quick, and of those about which nothing is known."""
 BLOCK_SECONDS = 1.5
 MOST_WARM_UP_STEPS = 200
+MOST_GROWTH = 16.0
+"""A first guess of the noise may be far off: no more than so many times the steps on its word."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,26 @@ def first_steps(expected_seconds: float | None, budget_seconds: float, graph: bo
 
 
 def next_steps(blocks: Sequence[Block], goal: Goal, graph: bool = False) -> int:
-    """Enough to get there in the fewest blocks that do; a block is not much longer than its start-up needs it to be."""
+    """Enough to get there in the fewest blocks; at least as long as its start-up, and not much longer."""
     interval = interval_of_blocks([block.seconds for block in blocks])
     step = max(interval.median, 1e-6)
-    grown = (100 * interval.width / goal.percent) ** 2 if interval.n >= FEWEST else 4.0
-    wanted = interval.n * min(max(grown, 0.0), 16.0) - interval.n
-    timed = max(LEAST_STEPS, math.ceil(wanted / max(1, LEAST_BLOCKS - len(blocks))))
-    spent = sum(block.wall_seconds for block in blocks)
-    start_up = spent / len(blocks) - step * interval.n / len(blocks)
-    longest = min(max(BLOCK_SECONDS, 2 * start_up), max(0.0, goal.budget_seconds - spent))
+    start_up = _start_up_seconds(blocks)
+    if interval.n < FEWEST:
+        wanted = LEAST_BLOCKS * LEAST_STEPS - interval.n
+    else:
+        wanted = round(interval.n * min((100 * interval.width / goal.percent) ** 2, MOST_GROWTH)) - interval.n
+    timed = max(LEAST_STEPS, math.ceil(wanted / max(1, LEAST_BLOCKS - len(blocks))), int(start_up / step))
+    left = max(0.0, goal.budget_seconds - sum(block.wall_seconds for block in blocks))
+    longest = min(max(BLOCK_SECONDS, 2 * start_up), left)
     timed = min(timed, max(LEAST_STEPS, int(longest / step)))
     least = GRAPH_WARM_UP_STEPS if graph else WARM_UP_STEPS
     warm_up = min(max(least, math.ceil(WARM_UP_SECONDS / step)), MOST_WARM_UP_STEPS)
     return timed + warm_up
+
+
+def _start_up_seconds(blocks: Sequence[Block]) -> float:
+    """Of the last visit: what it took beside the steps that count."""
+    return max(0.0, blocks[-1].wall_seconds - sum(blocks[-1].seconds))
 
 
 def progress(interval: Interval, blocks: int, spent_seconds: float, goal: Goal) -> float:

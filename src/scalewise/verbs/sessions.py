@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from scalewise.errors import RunFailed
+from scalewise.session.inprocess import InProcess
 from scalewise.session.placement import Placement
 from scalewise.session.session import Session
 from scalewise.strategies.single import Single
@@ -65,7 +66,10 @@ class Sessions:
 
 def open_for(strategy: Strategy, placement: Placement) -> AnySession:
     """One device too has a process of its own: a cell that brings it down must not end the sweep."""
-    return Session(placement) if isinstance(strategy, Single) else open_session(strategy, placement)
+    if isinstance(strategy, Single):
+        return Session(placement)
+    session = open_session(strategy, placement)
+    return Session(placement) if isinstance(session, InProcess) and placement.devices == 1 else session
 
 
 def _key(strategy: Strategy, placement: Placement) -> tuple[object, ...]:

@@ -181,13 +181,12 @@ class Sweep:
             return False
         step = self.standard.interval.median
         steps = REFERENCE_STEPS + max(REFERENCE_STEPS, math.ceil(REFERENCE_SECONDS / max(step, 1e-6)))
-        started = perf_counter()
         try:
             [seen] = self._time(self.standard, steps)
         except (UserError, RunFailed):
             self.standard = None  # another will do
             return False
-        return self.reference.moved(replace(self.standard, seen=[seen]).interval, perf_counter() - started)
+        return self.reference.moved(replace(self.standard, seen=[seen]).interval, seen.block.wall_seconds)
 
     def _record(self, trial: Trial, measurement: Measurement) -> None:
         self.store.append(measurement)

@@ -1,0 +1,94 @@
+"""When a cell has been timed enough, on made-up step times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from scalewise.measuring.block import Block, interval_of_blocks, warm_up_of
+from scalewise.measuring.stopping import Goal, first_steps, next_steps, progress
+from scalewise.results.statistics import Interval
+
+Step = Callable[[], float]
+START_UP_SECONDS = 0.2
+
+
+def visits(step: Step, goal: Goal) -> list[Block]:
+    """As a sweep does it, in made-up time."""
+    blocks: list[Block] = []
+    steps = first_steps(None, goal.budget_seconds)
+    while True:
+        seconds = [step() for _ in range(steps)]
+        kept = seconds[warm_up_of(seconds) :]
+        blocks.append(Block(kept, wall_seconds=START_UP_SECONDS + sum(seconds)))
+        interval = interval_of_blocks([block.seconds for block in blocks])
+        if goal.reached(interval, len(blocks)) or sum(block.wall_seconds for block in blocks) >= goal.budget_seconds:
+            return blocks
+        steps = next_steps(blocks, goal)
+
+
+def noisy(seconds: float, noise: float, seed: int = 0) -> Step:
+    random = Random(seed)
+    return lambda: seconds * random.gauss(1, noise)
+
+
+@pytest.mark.parametrize("seconds", [0.0002, 0.02, 1.0])
+def test_a_steady_cell_needs_three_short_blocks(seconds: float) -> None:
+    blocks = visits(noisy(seconds, 0.001), Goal(2, 1000))
+    assert len(blocks) == 3
+    assert sum(block.wall_seconds for block in blocks) < 6 * START_UP_SECONDS + 16 * seconds + 0.2
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03, 0.1])
+def test_a_noisy_cell_is_timed_until_its_interval_is_narrow_enough(noise: float) -> None:
+    blocks = visits(noisy(0.02, noise), Goal(2, 1000))
+    interval = interval_of_blocks([block.seconds for block in blocks])
+    assert interval.width <= 0.02
+    assert interval.median == pytest.approx(0.02, rel=0.02)
+    assert interval.n < 8 * (490 * noise / 2) ** 2 + 40
+    assert len(blocks) >= 3
+
+
+def test_no_cell_ends_before_its_third_block_or_sixth_step() -> None:
+    goal = Goal(2)
+    steady = Interval(1.0, 1.0, 1.0, 100)
+    assert [goal.reached(steady, blocks) for blocks in (1, 2, 3)] == [False, False, True]
+    assert not goal.reached(Interval(1.0, 1.0, 1.0, 5), 3)
+    assert goal.reached(Interval(1.0, 0.99, 1.0099, 6), 3)
+    assert not goal.reached(Interval(1.0, 0.99, 1.0101, 6), 3)
+
+
+def test_the_budget_ends_what_never_gets_narrow() -> None:
+    random = Random(3)
+    blocks = visits(lambda: random.choice([0.01, 0.05]), Goal(2, 10))
+    assert 10 <= sum(block.wall_seconds for block in blocks) < 12
+
+
+def test_slow_steps_are_not_repeated_beyond_the_budget() -> None:
+    blocks = visits(noisy(12.0, 0.05), Goal(2, 30))
+    assert sum(len(block.seconds) for block in blocks) == 2
+    assert sum(block.wall_seconds for block in blocks) < 40
+
+
+def test_a_first_block_is_short_where_steps_may_be_long() -> None:
+    assert first_steps(None, 30) == 3
+    assert first_steps(0.5, 30) == 8
+    assert first_steps(5.0, 30) == 3
+    assert first_steps(0.001, 30, graph=True) == 14
+
+
+def test_a_block_is_worth_its_start_up() -> None:
+    """Twice as long as it takes to start, when there is that much to time."""
+    blocks = [Block([0.01, 0.02] * 5, wall_seconds=4.15), Block([0.01, 0.02] * 5, wall_seconds=4.15)]
+    assert next_steps(blocks, Goal(2, 1000)) - 4 == 300  # sixteen times as many in all, not more
+    assert next_steps(blocks, Goal(2, 9)) - 4 == 46  # what is left of the budget
+
+
+def test_progress_follows_the_interval_or_the_budget() -> None:
+    goal = Goal(2, 30)
+    assert progress(Interval(1.0, 0.98, 1.02, 50), 3, 3.0, goal) == pytest.approx(0.25)
+    assert progress(Interval(1.0, 0.98, 1.02, 50), 3, 15.0, goal) == 0.5
+    assert progress(Interval(1.0, 1.0, 1.0, 50), 1, 0.0, goal) == pytest.approx(1 / 3)
+    assert progress(Interval(1.0, 1.0, 1.0, 50), 0, 0.0, goal) == 0.0
