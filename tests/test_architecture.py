@@ -27,6 +27,7 @@ LAYERS = [
     {"workloads"},
     {"data"},
     {"figures"},
+    {"validation"},
     {"findings", "measuring", "published"},
     {"prediction"},
     {"simulation"},
@@ -41,7 +42,7 @@ LAYERS = [
 WITHOUT_TORCH = [
     "atomic", "clusters", "collectives", "cli.app", "errors", "experiments.registry", "figures", "findings",
     "measuring", "phases", "plan", "prediction", "published", "results", "simulation", "spec", "strategies", "timeline",
-    "workloads.catalogue",
+    "validation", "workloads.catalogue",
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from scalewise.verbs.profile import profile
     from scalewise.verbs.report import report
     from scalewise.verbs.train import train
+    from scalewise.verbs.validate import validate
     from scalewise.workloads.workload import Workload
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "profile",
     "report",
     "train",
+    "validate",
 ]
 
 _HOMES = {
@@ -46,6 +48,7 @@ _HOMES = {
     "profile": "scalewise.verbs.profile",
     "report": "scalewise.verbs.report",
     "train": "scalewise.verbs.train",
+    "validate": "scalewise.verbs.validate",
 }
 
 

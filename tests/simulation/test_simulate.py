@@ -96,7 +96,7 @@ def test_latency_is_paid_at_every_step_of_a_ring() -> None:
 
 
 def test_servers_ends_are_shared_by_their_workers() -> None:
-    """4 workers push and pull 1 GB each through one server: 4 s each way, one piece behind the other, from 0.25 s on."""
+    """4 workers push and pull 1 GB each through one server: 4 s each way, one piece behind the other."""
     step = simulated("parameter-server:piece_MB=10", 4, 4, replace(BOX, backend="gloo"))
     assert 4.25 < step.step_seconds < 4.35
     two = simulated("parameter-server:servers=2,piece_MB=10", 4, 4, replace(BOX, backend="gloo"))

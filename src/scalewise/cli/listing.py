@@ -10,15 +10,16 @@ import typer
 
 from scalewise.cli import options
 
-Kind = Literal["strategies", "workloads", "experiments"]
+Kind = Literal["strategies", "workloads", "clusters", "experiments"]
 
 
 def listing(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     json: options.Json = False,
 ) -> None:
-    """List the strategies or the built-in workloads with their options, or the experiments."""
-    rows = {"strategies": _strategies, "workloads": _workloads, "experiments": _experiments}[kind]()
+    """List the strategies or the built-in workloads with their options, the clusters or the experiments."""
+    makers = {"strategies": _strategies, "workloads": _workloads, "clusters": _clusters, "experiments": _experiments}
+    rows = makers[kind]()
     if json:
         print(json_format.dumps({kind: rows}, indent=2))
         return
@@ -62,6 +63,22 @@ def _workloads() -> list[dict[str, Any]]:
             "options": {key: default for key, (default, _) in entry.options.items()},
         }
         for name, entry in CATALOGUE.items()
+    ]
+
+
+def _clusters() -> list[dict[str, Any]]:
+    from scalewise.clusters.catalogue import catalogue
+
+    return [
+        {
+            "name": cluster.name,
+            "summary": cluster.summary,
+            "devices": cluster.size,
+            "device": cluster.devices[0].name,
+            "links": {link.between: f"{link.kind}, {link.GBps:g} GB/s" for link in cluster.links},
+            "price_per_hour": cluster.price_per_hour,
+        }
+        for cluster in catalogue().values()
     ]
 
 

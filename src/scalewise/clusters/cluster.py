@@ -37,6 +37,8 @@ class Link:
     """All traffic of a host crosses one channel."""
     group: int | None = None
     """Devices are joined by so many, in order: 2 for bridges over pairs. None: all of a host."""
+    pairs: bool = False
+    """Between hosts: what two of them send each other, either way, shares one flow of this bandwidth."""
     source: str = ""
 
 

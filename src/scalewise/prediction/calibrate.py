@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from scalewise.clusters.cluster import Between, Cluster
 from scalewise.errors import UserError
 
-SLOWEST_GBps, FASTEST_GBps = 1e-3, 1e4
+FACTOR = 50.0
+"""How far off the bandwidth to start from may be, either way."""
 GOLDEN = (math.sqrt(5) - 1) / 2
-PRECISION = 1e-4
+PRECISION = 3e-3
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def fit_link(
         errors = [math.log(cell(tried) / value) for cell, value in zip(predicted, measured, strict=True)]
         return math.sqrt(sum(each * each for each in errors) / len(errors))
 
-    best = _minimum(error, math.log(SLOWEST_GBps), math.log(FASTEST_GBps))
+    start = math.log(reference.GBps)
+    best = _minimum(error, start - math.log(FACTOR), start + math.log(FACTOR))
     return Fit(cluster.with_link(between, math.exp(best)), math.exp(best), 100 * math.expm1(error(best)))
 
 

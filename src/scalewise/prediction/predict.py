@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +10,7 @@ from scalewise.clusters.cluster import Cluster
 from scalewise.phases import BETWEEN_DEVICES
 from scalewise.prediction.costs import Costs, Known
 from scalewise.prediction.footprint import footprint_of
+from scalewise.prediction.interval import reach
 from scalewise.prediction.memory import memory_bytes
 from scalewise.results.profile import ProfileDocument
 from scalewise.simulation.conduct import Conduct, conduct_of
@@ -20,11 +20,8 @@ from scalewise.simulation.simulate import Simulated, Simulator
 from scalewise.strategies.strategy import Strategy
 
 Bottleneck = Literal["network", "compute", "launch", "input", "memory", "idle"]
-
-LINK_UNCERTAINTY = {"catalogue": 0.35, "fitted": 0.08, "measured": 0.08}
-"""The 90 % interval of a transfer's seconds, as a part of them, by where the link's constants come from."""
-COMPUTE_UNCERTAINTY = 0.05
-"""The same for compute beside others, where a profile says what it takes alone."""
+LAUNCHING = 0.85
+"""Half the samples taking more than this part of the seconds: the device waits to be told what to do."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +81,19 @@ class Predictor:
         plan = strategy.plan(self.footprint, devices, batch, self.cluster.backend)
         return simulator.simulate(plan, self.costs.seconds)
 
-    def predict(self, strategy: Strategy, devices: int, batch: int, layout: Layout | None = None) -> Prediction:
+    def predict(
+        self, strategy: Strategy, devices: int, batch: int, layout: Layout | None = None, samples: int | None = None
+    ) -> Prediction:
+        """`samples` make an epoch; the profile's if not given."""
         layout = layout or packed(self.cluster, devices)
         step = self.simulate(strategy, devices, batch, layout)
         seconds, phases = step.step_seconds, step.timeline.phases
-        full, rest = divmod(self.profile.samples_per_epoch, batch)
+        full, rest = divmod(samples or self.profile.samples_per_epoch, batch)
         last = self.simulate(strategy, devices, rest, layout).step_seconds if rest else 0.0
         per_device = -(-batch // devices)
-        below, above = self._reach(phases, per_device, devices)
+        worked_on = max(each.samples for each in step.operations if each.phase == "forward")
+        spread = self.costs.spread(worked_on)
+        below, above = reach(step, spread, self.cluster.knowledge, layout)
         needed = memory_bytes(self.profile, self.costs, strategy, per_device)
         fits = needed <= min(device.memory_GB for device in self.cluster.devices) * 1e9
         epoch = full * seconds + last
@@ -108,27 +110,13 @@ class Predictor:
             epoch_low=epoch * (1 - below),
             epoch_high=epoch * (1 + above),
             phases=phases,
-            bottleneck=self._bottleneck(phases, per_device) if fits else "memory",
+            bottleneck=self._bottleneck(phases, worked_on) if fits else "memory",
             memory_bytes=needed,
             fits=fits,
-            known=self.costs.spread(per_device).known,
+            known=spread.known,
         )
 
-    def _reach(self, phases: dict[str, float], per_device: int, devices: int) -> tuple[float, float]:
-        """How far below and above the interval goes, as parts of the step: independent errors add up squared."""
-        total = sum(phases.values())
-        network = sum(seconds for phase, seconds in phases.items() if phase in BETWEEN_DEVICES)
-        compute = sum(phases.get(phase, 0.0) for phase in ("forward", "backward", "update", "idle"))
-        spread = self.costs.spread(per_device)
-        alone = COMPUTE_UNCERTAINTY if devices > 1 else COMPUTE_UNCERTAINTY / 2
-        link = LINK_UNCERTAINTY[self.cluster.knowledge]
-
-        def reach(jump: float) -> float:
-            return math.hypot(jump * compute, alone * total, link * network) / total
-
-        return min(reach(1 - spread.low), 0.95), reach(spread.high - 1)
-
-    def _bottleneck(self, phases: dict[str, float], per_device: int) -> Bottleneck:
+    def _bottleneck(self, phases: dict[str, float], samples: int) -> Bottleneck:
         """Where most of the step goes. Compute that half the samples would not shorten is launching."""
         network = sum(seconds for phase, seconds in phases.items() if phase in BETWEEN_DEVICES)
         compute = sum(phases.get(phase, 0.0) for phase in ("forward", "loss", "backward", "update"))
@@ -139,7 +127,7 @@ class Predictor:
             "idle": phases.get("idle", 0.0),
         }
         largest = max(shares, key=lambda name: shares[name])
-        half = self.costs.compute_seconds(max(1, per_device // 2))
-        if largest == "compute" and per_device > 1 and half > 0.85 * self.costs.compute_seconds(per_device):
+        half = self.costs.compute_seconds(max(1, samples // 2))
+        if largest == "compute" and samples > 1 and half > LAUNCHING * self.costs.compute_seconds(samples):
             return "launch"
         return largest

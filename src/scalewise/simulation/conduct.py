@@ -16,11 +16,9 @@ class Conduct:
     source: str = ""
 
 
-DDP = Conduct(
-    0.5, 1.05, "DDP on 4 x T4 hosts (siasosp23/artifacts): half is hidden; step less sync is 5 % above one GPU's"
-)
+DDP = Conduct(0.5, 1.05, "DDP on hosts of 4 x T4 (siasosp23/artifacts): half is hidden, compute slows by 5 %")
 THREADS = Conduct(0.0, 1.0, "torch.nn.DataParallel on 4 x GTX 1080 Ti (E. Stevens 2020): nothing overlaps")
-TENSORFLOW = Conduct(0.2, 1.03, "tf_cnn_benchmarks 2017: 15 to 30 % is hidden, compute slows by 3 %")
+TENSORFLOW = Conduct(0.2, 1.04, "tf_cnn_benchmarks 2017: 15 to 30 % is hidden, compute slows by 3 to 6 %")
 SOCKETS = Conduct(1.0, 1.0, "gloo between CPU ranks: its cost to the cores is counted by the byte")
 
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 
 from scalewise.clusters.cluster import Cluster, Link
+from scalewise.collectives.send import Send
 from scalewise.errors import UserError
 from scalewise.simulation.layout import Layout
 
 GIGA = 1e9
+HOST_MEMORY_GBps = 38.4
+"""What the memory of a host gives and takes, each way: half of a socket with four channels of DDR4-2400."""
+SOCKET_GBps = 2.0
+"""What one process on a GPU host moves through sockets, each way; assumed, where no link was measured with them."""
 Channel = Hashable
 
 
@@ -21,7 +27,7 @@ class Path:
     latency_seconds: float
     channels: tuple[tuple[Channel, float], ...]
 
-    @property
+    @cached_property
     def seconds_per_byte(self) -> float:
         return max((seconds for _, seconds in self.channels), default=0.0)
 
@@ -32,29 +38,40 @@ class Network:
     def __init__(self, cluster: Cluster, layout: Layout) -> None:
         self.cluster = cluster
         self.layout = layout
-        self._paths: dict[tuple[int, int], Path] = {}
+        self._paths: dict[tuple[int, int, bool], Path] = {}
 
-    def path(self, source: int, target: int) -> Path:
-        if (source, target) not in self._paths:
-            self._paths[source, target] = self._find(source, target)
-        return self._paths[source, target]
+    def path(self, source: int, target: int, sockets: bool = False) -> Path:
+        """`sockets`: by gloo, which on a GPU host means through a process of the host."""
+        if (source, target, sockets) not in self._paths:
+            self._paths[source, target, sockets] = self._find(source, target, sockets)
+        return self._paths[source, target, sockets]
 
-    def _find(self, source: int, target: int) -> Path:
+    def _find(self, source: int, target: int, sockets: bool) -> Path:
         here, there = self.layout.host_of(source), self.layout.host_of(target)
         if here != there:
             link = self._need("hosts")
+            if link.pairs:
+                return _path(link, ("pair", min(here, there), max(here, there)))
             if link.shared:
                 return _path(link, ("out", here), ("in", there))
             return _path(link, ("out", source), ("in", target))
         place, other = self.layout.place_of(source), self.layout.place_of(target)
-        if place is None or other is None:
-            # A server's own end is as wide as the link, so that all workers of a host share it.
-            link = self.cluster.link("host-device") or self._need("devices")
-        else:
-            link = self.cluster.link_between(place, other) or self._need("devices")
+        memory = self.cluster.link("host-device")
+        if memory and (place is None or other is None):
+            return self._to_memory(memory, source, target, sockets)
+        link = self.cluster.link_between(place or 0, other or 0) or self._need("devices")
         if link.shared:
             return _path(link, ("host", here))
         return _path(link, ("out", source, link.kind), ("in", target, link.kind))
+
+    def _to_memory(self, link: Link, source: int, target: int, sockets: bool) -> Path:
+        """Every device has lanes of its own; the memory, or the process that serves from it, is there for all."""
+        if link.shared:
+            return _path(link, ("host", self.layout.host_of(source)))
+        serving = SOCKET_GBps if sockets else HOST_MEMORY_GBps
+        out, into = ("out", source, link.kind), ("in", target, link.kind)
+        ends = {end: link.GBps if self.layout.place_of(end[1]) is not None else serving for end in (out, into)}
+        return Path(link.latency_us * 1e-6, tuple((end, 1 / (GBps * GIGA)) for end, GBps in ends.items()))
 
     def _need(self, between: str) -> Link:
         link = self.cluster.link(between)  # type: ignore[arg-type]
@@ -74,11 +91,15 @@ class Traffic:
         self.network = network
         self.free: dict[Channel, float] = defaultdict(float)
 
-    def carry(self, source: int, target: int, bytes: int, ready: float) -> float:
+    def path(self, send: Send) -> Path:
+        """Only gloo answers a message with a notice of its own."""
+        return self.network.path(send.source, send.target, sockets=send.reply_bytes > 0)
+
+    def carry(self, send: Send, ready: float) -> float:
         """When the last byte arrives."""
-        path = self.network.path(source, target)
+        path = self.path(send)
         end = ready
         for channel, seconds_per_byte in path.channels:
-            self.free[channel] = max(self.free[channel], ready) + bytes * seconds_per_byte
+            self.free[channel] = max(self.free[channel], ready) + send.bytes * seconds_per_byte
             end = max(end, self.free[channel])
         return end + path.latency_seconds

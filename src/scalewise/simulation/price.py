@@ -10,8 +10,10 @@ from scalewise.collectives.collective import Collective
 from scalewise.simulation.network import Network, Path, Traffic
 from scalewise.simulation.queues import run
 
-SEND_BY_SEND = 16
+SEND_BY_SEND = 4
 """Ranks up to which every send is followed."""
+FEW_HOSTS = 4
+"""Hosts up to which each is looked at: two of them share what lies between."""
 
 
 def collective_seconds(collective: Collective, network: Network) -> float:
@@ -53,8 +55,7 @@ def _send_by_send(collective: Collective, network: Network) -> float:
     traffic = Traffic(network)
 
     def place(position: int, ready: float) -> float:
-        send = sends[position]
-        return traffic.carry(send.source, send.target, send.bytes, ready)
+        return traffic.carry(sends[position], ready)
 
     return max(run([send.after for send in sends], place))
 
@@ -71,7 +72,6 @@ class _Ring:
 
 def _ring(network: Network, ranks: int) -> _Ring:
     """Hosts with as many workers look alike, so one of each is looked at."""
-    layout = network.layout
     busy: dict[object, float] = {}
     latency, slowest = 0.0, Path(0.0, ())
     for source, target, alike in _edges(network, ranks):
@@ -80,19 +80,20 @@ def _ring(network: Network, ranks: int) -> _Ring:
             busy[channel] = busy.get(channel, 0.0) + seconds
         latency += alike * path.latency_seconds
         slowest = max(slowest, path, key=lambda each: (each.seconds_per_byte, each.latency_seconds))
-    assert layout.workers >= ranks
     return _Ring(max(busy.values(), default=0.0), latency / ranks, slowest)
 
 
 def _edges(network: Network, ranks: int) -> Iterator[tuple[int, int, int]]:
     """(from, to, how many like it)."""
     layout = network.layout
-    seen: dict[int, int] = {}
-    for host, count in enumerate(layout.per_host):
-        seen.setdefault(count, host)
-    for count, host in seen.items():
-        first, alike = layout.first_of(host), layout.per_host.count(count)
-        for rank in range(first, first + count):
+    few = layout.hosts <= FEW_HOSTS
+    seen: dict[tuple[int, int], int] = {}
+    taking_part = layout.per_host[: layout.host_of(ranks - 1) + 1]
+    for host, count in enumerate(taking_part):
+        seen.setdefault((count, host if few else 0), host)
+    for (count, _), host in seen.items():
+        first, alike = layout.first_of(host), 1 if few else taking_part.count(count)
+        for rank in range(first, min(first + count, ranks)):
             yield rank, (rank + 1) % ranks, alike
 
 

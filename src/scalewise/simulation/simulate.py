@@ -33,6 +33,16 @@ class Simulated:
     def step_seconds(self) -> float:
         return max(self.ends)
 
+    @property
+    def transfer_seconds(self) -> float:
+        """In which something was under way between ranks."""
+        seconds, until = 0.0, 0.0
+        transfers = (at for at, each in enumerate(self.operations) if each.send or each.collective)
+        for position in sorted(transfers, key=self.starts.__getitem__):
+            seconds += max(0.0, self.ends[position] - max(until, self.starts[position]))
+            until = max(until, self.ends[position])
+        return seconds
+
     @cached_property
     def timeline(self) -> Timeline:
         return Timeline(tuple(spans_of(self.operations, self.starts, self.ends)))
@@ -117,10 +127,10 @@ class _Step:
 
     def _send(self, position: int, send: Send, ready: float) -> float:
         self.starts[position] = ready
-        length = send.bytes * self.simulator.network.path(send.source, send.target).seconds_per_byte
+        length = send.bytes * self.traffic.path(send).seconds_per_byte
         for rank in (send.source, send.target):
             self._take(rank, ready, length, send.bytes)
-        return self.traffic.carry(send.source, send.target, send.bytes, ready)
+        return self.traffic.carry(send, ready)
 
     def _take(self, rank: int, start: float, length: float, bytes: float) -> None:
         """A transfer costs the device the seconds that do not overlap, and those that its own cores copy."""

@@ -1,0 +1,56 @@
+"""How sure a prediction is: a 90 % interval from what is known of the device and of the links.
+
+The widths were chosen by looking at the published tables that `scalewise validate` scores, and hold there only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from scalewise.phases import BETWEEN_DEVICES
+from scalewise.prediction.costs import Spread
+from scalewise.simulation.layout import Layout
+from scalewise.simulation.simulate import Simulated
+
+COMPUTE = ("forward", "loss", "backward", "update", "idle")
+ALONE = 0.025
+"""A profiled device doing what it was profiled at, again."""
+BESIDE_OTHERS = {"catalogue": 0.08, "fitted": 0.05, "measured": 0.05}
+"""The whole step on several devices of a host, by where the constants of its links come from."""
+LINK = {"catalogue": 0.35, "fitted": 0.08, "measured": 0.08}
+"""Seconds of transfers inside a host."""
+OVER_HOSTS = 0.1
+NETWORK = {"catalogue": 0.5, "fitted": 0.5, "measured": 0.2}
+"""The same two between hosts, where a fit on one placement says little about the others."""
+UNEVEN = 0.35
+"""Upwards only, where a model is cut into stages: an even cut is the best there is, and real ones are not."""
+HIDDEN = 0.6
+"""What transfers beside compute count: part of them shows when they take longer."""
+
+
+def reach(step: Simulated, spread: Spread, knowledge: str, layout: Layout) -> tuple[float, float]:
+    """How far below and above the interval goes, as parts of the step: independent errors add up squared."""
+    phases = step.timeline.phases
+    total = sum(phases.values())
+    shown = sum(seconds for phase, seconds in phases.items() if phase in BETWEEN_DEVICES)
+    network = shown + HIDDEN * max(0.0, step.transfer_seconds - shown)
+    compute = sum(phases.get(phase, 0.0) for phase in COMPUTE)
+    whole = ALONE if layout.workers == 1 else OVER_HOSTS if layout.hosts > 1 else BESIDE_OTHERS[knowledge]
+    link = (NETWORK if layout.hosts > 1 else LINK)[knowledge]
+
+    uneven = UNEVEN if _is_cut(step) else 0.0
+
+    def one_way(jump: float, cut: float) -> float:
+        return math.hypot(jump * compute, whole * total, link * network, cut * total) / total
+
+    return min(one_way(1 - spread.low, 0.0), 0.95), one_way(spread.high - 1, uneven)
+
+
+def _is_cut(step: Simulated) -> bool:
+    """Whether a rank computes only part of the model."""
+    shares: dict[int, float] = defaultdict(float)
+    for operation in step.operations:
+        if operation.phase == "forward":
+            shares[operation.rank] += operation.share
+    return min(shares.values(), default=1.0) < 1 - 1e-6

@@ -1,0 +1,93 @@
+"""What `scalewise validate` shows, table by table: the figures that the predictions are held to."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalewise.validation.cell import Cell, decisions_of, errors_of
+from scalewise.validation.small import small_tables
+from scalewise.validation.stevens import FITTED, fitted_cluster, stevens_tables
+from scalewise.validation.table import Table
+from scalewise.validation.tensorflow import tensorflow_tables
+
+
+def cell(measured: float, predicted: float, alone: float = 10.0) -> Cell:
+    return Cell("x", measured, predicted, predicted * 0.9, predicted * 1.1, alone, {"naive": 2 * measured})
+
+
+def test_errors_are_percent_of_what_was_measured() -> None:
+    errors = errors_of([cell(10, 11), cell(10, 9.5), cell(10, 10.2)])
+    assert (errors.median, errors.p90, errors.worst) == pytest.approx((5, 10, 10))
+
+
+def test_decisions_count_chokes_foreseen_missed_and_cried() -> None:
+    decisions = decisions_of([cell(12, 13), cell(12, 8), cell(8, 12), cell(8, 8)])
+    assert (decisions.right, decisions.chokes, decisions.foreseen, decisions.alarms) == (2, 2, 1, 2)
+    assert (decisions.precision_percent, decisions.recall_percent) == (50, 50)
+
+
+def test_without_chokes_there_is_no_recall() -> None:
+    assert decisions_of([cell(8, 8)]).recall_percent is None
+
+
+def test_a_table_as_json_has_what_the_contract_names() -> None:
+    table = Table("x", [cell(10, 11)], "no", "nothing", "somewhere")
+    document = table.to_json()
+    assert document["baselines"] == {"naive": {"median_error_percent": 100.0}}
+    assert {
+        "name", "cells", "in_sample", "median_error_percent", "p90_error_percent", "worst_error_percent",
+        "decisions_right_percent", "baselines",
+    } <= set(document)  # fmt: skip
+    assert (document["cells"], document["decisions_right_percent"]) == (1, 100.0)
+
+
+def test_the_study_is_foreseen_from_one_constant() -> None:
+    profiled, below = stevens_tables()
+    errors = errors_of(profiled.cells)
+    assert len(profiled.cells) == 59  # 60 less the one that was fitted
+    assert len(below.cells) == 12
+    assert errors.median < 2.5
+    assert errors.p90 < 6
+    assert errors.worst < 20
+    decisions = decisions_of(profiled.cells)
+    assert (decisions.chokes, decisions.foreseen, decisions.alarms) == (29, 29, 29)
+
+
+def test_below_what_was_profiled_every_interval_holds_its_measured_value() -> None:
+    _, below = stevens_tables()
+    assert errors_of(below.cells).worst < 25
+    assert all(cell.inside for cell in below.cells)
+
+
+def test_the_one_constant_is_the_studys_bandwidth_and_its_cell_is_not_scored() -> None:
+    assert fitted_cluster().GBps == pytest.approx(2.4, rel=0.03)
+    assert not [cell for cell in stevens_tables()[0].cells if cell.label == "{} {} GPUs batch {}".format(*FITTED)]
+
+
+def test_small_tables_are_within_a_tenth() -> None:
+    [table] = small_tables()
+    assert errors_of(table.cells).median < 10
+    assert errors_of(table.parts["ddp on v100"]).median < 3
+
+
+@pytest.fixture(scope="module")
+def tensorflow() -> list[Table]:
+    return tensorflow_tables()
+
+
+def test_tensorflow_is_foreseen_from_the_catalogue_better_than_by_naive_rules(tensorflow: list[Table]) -> None:
+    table = tensorflow[0]
+    errors = errors_of(table.cells)
+    assert len(table.cells) == 168
+    assert errors.median < 4
+    assert errors.p90 < 10
+    assert errors.median < min(table.baseline_error(name) for name in table.baselines)
+
+
+def test_and_from_links_fitted_on_other_models(tensorflow: list[Table]) -> None:
+    assert errors_of(tensorflow[1].cells).median < 3.5
+
+
+def test_intervals_hold_about_nine_tenths(tensorflow: list[Table]) -> None:
+    for table in (*tensorflow, stevens_tables()[0], *small_tables()):
+        assert 85 < table.inside_percent < 97, table.name
