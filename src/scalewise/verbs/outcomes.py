@@ -75,6 +75,11 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
         )
     if outcome.copied and placement.device_kind == "cpu":
         notes.append("the cores of cpu devices make their copies themselves, so none overlap with computing")
+    if outcome.copied and request.settings.precision == "bf16":
+        notes.append(
+            "bf16 casts of weights stay on the device from forward to backward, so half of the weights must fit, and "
+            "backward fetches nothing for them"
+        )
     if outcome.copied and request.settings.accumulate > 1:
         notes.append("weights are fetched, and gradients given, for every part of a batch; the plan is for one part")
     for rank, share in placement.slow.items():
