@@ -80,7 +80,8 @@ class CentralStorageEngine(EagerEngine):
         super().start_epoch(batches)
         if self.optimizer:
             self.update.take_from(self.optimizer)
-        self._meet()
+        if self.job.place.world > 1:
+            dist.barrier()
         self.update.begin()
 
     def step(self) -> None:
