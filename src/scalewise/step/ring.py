@@ -15,7 +15,7 @@ from torch.futures import Future
 from scalewise.collectives.ring import MIB, PIECE_MB, Schedule, schedule_of
 
 _AHEAD = 2
-"""Pieces under way at a time, each with memory of its own to arrive in."""
+"""Pieces of a chunk under way at a time, each with memory of its own to arrive in."""
 _TAG = 0
 """Messages of one tag arrive in the order they were sent, from one call to the next too: pieces cannot be mixed up."""
 
@@ -39,7 +39,7 @@ class RingAllReduce:
         if dist.get_backend(group) == "gloo":
             # Straight to gloo: dist.isend and the dispatcher add half as much again to the cost of a call.
             self._gloo = self._group._get_backend(torch.device("cpu"))
-        self._landings: dict[torch.dtype, tuple[Tensor, ...]] = {}
+        self._landings: dict[tuple[torch.dtype, int], tuple[Tensor, ...]] = {}
         self._pinned: dict[torch.dtype, Tensor] = {}
         self._background = ThreadPoolExecutor(1, "scalewise-ring")
         self._stream: torch.cuda.Stream | None = None
@@ -85,7 +85,13 @@ class RingAllReduce:
 
     def _all_reduce(self, flat: Tensor) -> None:
         schedule = schedule_of(self._ranks, self._rank, flat.numel(), flat.element_size(), self._piece_bytes)
-        exchanges = list(self._exchanges(flat, schedule))
+        # Where a chunk is one piece, every step waits for the one before: then it counts that all receives are posted
+        # before, because a peer that knows of a receive sends at once, and one that does not has to be woken to ask.
+        landings = self._ranks - 1 if schedule.window == 1 else _AHEAD
+        exchanges = list(self._exchanges(flat, schedule, landings))
+        if schedule.window == 1:
+            for exchange in exchanges:
+                self._post_receive(exchange)
         ahead = min(_AHEAD, schedule.window)
         for number, exchange in enumerate(exchanges):
             if number >= ahead:
@@ -96,17 +102,21 @@ class RingAllReduce:
         for exchange in exchanges:
             exchange.finish_sending()
 
-    def _exchanges(self, flat: Tensor, schedule: Schedule) -> Iterator["_Exchange"]:
+    def _post_receive(self, exchange: "_Exchange") -> None:
+        if self._gloo is not None and exchange.into is not None and not exchange.receiving:
+            exchange.receiving = [self._gloo.recv([exchange.into], self._previous, _TAG)]
+
+    def _exchanges(self, flat: Tensor, schedule: Schedule, landings: int) -> Iterator["_Exchange"]:
         """All of them, before any: between two pieces there is no time to lose."""
         pieces = flat.split_with_sizes(schedule.sizes)
-        landings = cycle(self._landings_for(flat, max(schedule.sizes)))
+        free = cycle(self._landings_for(flat, landings, max(schedule.sizes)))
         for step, (sent, received) in enumerate(zip(schedule.sent, schedule.received, strict=True)):
             for leaving, arriving in zip_longest(sent, received):
                 exchange = _Exchange()
                 if leaving is not None:
                     exchange.out = pieces[leaving]
                 if arriving is not None and step < self._ranks - 1:
-                    exchange.into = next(landings)[: schedule.sizes[arriving]]
+                    exchange.into = next(free)[: schedule.sizes[arriving]]
                     exchange.sum = pieces[arriving], exchange.into
                 elif arriving is not None:
                     exchange.into = pieces[arriving]
@@ -119,8 +129,7 @@ class RingAllReduce:
         slow link the peer would have to wait for it with nothing to send.
         """
         if self._gloo is not None:
-            if exchange.into is not None:
-                exchange.receiving = [self._gloo.recv([exchange.into], self._previous, _TAG)]
+            self._post_receive(exchange)
             if exchange.out is not None:
                 exchange.sending = [self._gloo.send([exchange.out], self._next, _TAG)]
             return
@@ -131,11 +140,11 @@ class RingAllReduce:
             operations.append(dist.P2POp(dist.irecv, exchange.into, group=self._group, group_peer=self._previous))
         exchange.receiving = dist.batch_isend_irecv(operations)
 
-    def _landings_for(self, flat: Tensor, elements: int) -> tuple[Tensor, ...]:
+    def _landings_for(self, flat: Tensor, count: int, elements: int) -> tuple[Tensor, ...]:
         """Kept from call to call, the largest that were needed."""
-        kept = self._landings.get(flat.dtype)
+        kept = self._landings.get((flat.dtype, count))
         if kept is None or len(kept[0]) < elements:
-            kept = self._landings[flat.dtype] = flat.new_empty((_AHEAD, elements)).unbind()
+            kept = self._landings[flat.dtype, count] = flat.new_empty((count, elements)).unbind()
         return kept
 
     def _staging(self, flat: Tensor) -> Tensor:
