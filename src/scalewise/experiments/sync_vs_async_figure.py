@@ -48,11 +48,23 @@ def draw(ran: Mapping[str, Mapping[str, Curve]], target: float, machine: str, fo
                     color=colour,
                     fontsize=9,
                 )
-        panel.set_title(f"With {name}")
+        panel.set_title(f"With {name}", loc="left")
+        starts = [curve.points[0].seconds for curve in both.values() if curve.points]
+        if max(starts, default=0.0) > 0.25 * max(curve.points[-1].seconds for curve in both.values() if curve.points):
+            panel.text(
+                0.5,
+                0.93,
+                "the synchronous run ended and was\nresumed from its checkpoint by the other worker",
+                transform=panel.transAxes,
+                ha="center",
+                va="top",
+                fontsize=8,
+                color=FAINT,
+            )
         panel.set_xlim(0)
         panel.set_xlabel("seconds")
         panel.set_ylabel("training loss")
     for unused in axes[len(ran) :]:
         unused.set_visible(False)
-    axes[0].legend(loc="upper right")
+    axes[0].legend(loc="upper right", frameon=False)
     return save(figure, folder, "sync-vs-async")

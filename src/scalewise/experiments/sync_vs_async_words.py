@@ -35,7 +35,13 @@ def findings(times: Mapping[str, Times], ran: Mapping[str, Mapping[str, Rated]],
         choice.append(f"synchronous training with {_listed(later)}")
     if even:
         choice.append(f"they were even with {_listed(even)}")
-    return [_capital("; ".join(choice)) + ".", *said]
+    return [
+        _capital("; ".join(choice)) + ".",
+        *said,
+        "An asynchronous update is made from one worker's part of a batch: the same samples make as many more, smaller "
+        "updates as there are workers, which by itself may be quicker or slower to a loss. Its order of updates differs "
+        "from run to run, and these are single runs.",
+    ]
 
 
 def winner(times: Times) -> str:

@@ -1,0 +1,133 @@
+"""Asynchronous beside synchronous parameter servers: the loss at equal samples, and what a straggler costs.
+
+    python benchmarks/asynchronous.py losses --device-kind slice   # both speech models, 4 workers
+    python benchmarks/asynchronous.py straggler                    # U-Net, 2 CPU workers, one at half speed
+
+Losses are means over the last epoch's samples, each before its update. Throughput is in samples per second; runs with
+and without the straggler take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import scalewise
+from scalewise.results.train import TrainResult
+
+SYNCHRONOUS, ASYNCHRONOUS = "parameter-server", "parameter-server-async"
+MOST_DIFFERENCE = 0.10
+LEAST_THROUGHPUT = 0.80
+
+
+def losses(
+    workloads: list[str], device_kind: str, epochs: int, batch: int, samples: int | None, console: Console
+) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for workload in workloads:
+        found: dict[str, float] = {}
+        row: dict[str, object] = {"workload": workload, "epochs": epochs, "batch": batch}
+        for strategy in (SYNCHRONOUS, ASYNCHRONOUS):
+            console.print(f"  {workload}, {strategy}, {epochs} epochs ...", style="dim")
+            result = scalewise.train(
+                workload,
+                strategy=strategy,
+                devices=4,
+                device_kind=device_kind,
+                batch=batch,
+                epochs=epochs,
+                samples=samples,
+            )
+            found[strategy] = row[strategy] = last_epoch(result, epochs)
+            if result.staleness:
+                row["staleness"] = {"mean": result.staleness.mean, "max": result.staleness.max}
+        row["difference"] = found[ASYNCHRONOUS] / found[SYNCHRONOUS] - 1
+        rows.append(row)
+    table = Table(title="training loss over the last epoch, 4 workers", title_justify="left")
+    for name in ("workload", "epochs", "batch", "synchronous", "asynchronous", "difference", "staleness mean / max"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        stale = row["staleness"]
+        table.add_row(
+            str(row["workload"]), str(epochs), str(batch), f"{row[SYNCHRONOUS]:.4f}", f"{row[ASYNCHRONOUS]:.4f}",
+            f"{row['difference']:+.1%}", f"{stale['mean']:.2f} / {stale['max']}",  # type: ignore[index]
+        )  # fmt: skip
+    console.print(table)
+    console.print(f"wanted: asynchronous no more than {MOST_DIFFERENCE:.0%} above synchronous")
+    return rows
+
+
+def last_epoch(result: TrainResult, epochs: int) -> float:
+    """The mean over the samples of the last of so many epochs."""
+    total = sum(samples for _, _, samples in result.curve)
+    left, weighted = total / epochs, 0.0
+    for _, loss, samples in reversed(result.curve):
+        taken = min(samples, left)
+        weighted += loss * taken
+        left -= taken
+    return weighted / (total / epochs)
+
+
+def straggler(workload: str, repeats: int, steps: int, console: Console) -> dict[str, object]:
+    rates: dict[str, list[float]] = {}
+    for repeat in range(repeats):
+        for strategy in (SYNCHRONOUS, ASYNCHRONOUS):
+            for slow in ({}, {1: 0.5}):
+                result = scalewise.train(
+                    workload, strategy=strategy, devices=2, device_kind="cpu", batch=16, steps=steps, slow=slow
+                )
+                rate = result.samples_per_second or 16 / result.step_seconds.median
+                rates.setdefault(f"{strategy}{', one at half speed' if slow else ''}", []).append(rate)
+        console.print(f"  round {repeat + 1} of {repeats}", style="dim")
+    found = {name: median(each) for name, each in rates.items()}
+    kept = {
+        strategy: found[f"{strategy}, one at half speed"] / found[strategy] for strategy in (SYNCHRONOUS, ASYNCHRONOUS)
+    }
+    # Two equal workers give 2; with one at half speed the devices can give 1.5.
+    of_possible = {strategy: share / 0.75 for strategy, share in kept.items()}
+    table = Table(title=f"{workload}, 2 workers, samples per second", title_justify="left")
+    for name in ("", "equal", "one at half speed", "kept", "of what the devices can give"):
+        table.add_column(name, justify="right")
+    for strategy in (SYNCHRONOUS, ASYNCHRONOUS):
+        table.add_row(
+            strategy, f"{found[strategy]:.0f}", f"{found[f'{strategy}, one at half speed']:.0f}",
+            f"{kept[strategy]:.0%}", f"{of_possible[strategy]:.0%}",
+        )  # fmt: skip
+    console.print(table)
+    console.print(f"wanted: asynchronous keeps at least {LEAST_THROUGHPUT:.0%} of what the devices can give")
+    return {"samples_per_second": rates, "kept": kept, "of_possible": of_possible}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["losses", "straggler"])
+    parser.add_argument("--workload", help="a comma list; linear,conv for losses, unet for the straggler")
+    parser.add_argument("--device-kind", default="cpu")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=20)
+    parser.add_argument("--samples", type=int)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    given = parser.parse_args()
+    console = Console()
+    console.print(f"torch {torch.__version__}; load before the run {os.getloadavg()[0]:.2f}")
+    found: object
+    if given.what == "losses":
+        workloads = (given.workload or "linear,conv").split(",")
+        found = losses(workloads, given.device_kind, given.epochs, given.batch, given.samples, console)
+    else:
+        found = straggler(given.workload or "unet", given.repeats, given.steps, console)
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
