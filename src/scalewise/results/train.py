@@ -158,10 +158,10 @@ class TrainResult(Printable):
                 "counted copies",
             )
         counted = "not traced" if sent.traced is None else f"{bytes_text(sent.traced)} traced"
+        who = "server or device" if "servers" in self.options else "device"
         return (
             "sent",
-            f"{planned} per step by all devices, as planned; {counted}; busiest device {bytes_text(sent.busiest)} out "
-            "and in",
+            f"{planned} per step in all, as planned; {counted}; busiest {who} {bytes_text(sent.busiest)} out and in",
         )
 
     def _asynchronous_facts(self, staleness: Staleness, updates: Updates) -> list[tuple[str, str]]:

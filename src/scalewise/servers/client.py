@@ -111,7 +111,7 @@ class Client:
         self._count_off(number)
 
     def _count_off(self, number: int) -> None:
-        for piece in self.touched[number]:
+        for piece in reversed(self.touched[number]):  # the order in which servers wait for them
             self.left[piece] -= 1
             if self.left[piece]:
                 continue

@@ -63,6 +63,11 @@ def options_of(strategy: Strategy) -> dict[str, Any]:
     return dataclasses.asdict(strategy)  # type: ignore[call-overload,no-any-return]
 
 
+def servers_of(strategy: Strategy) -> int:
+    """Processes that it needs beside its workers."""
+    return getattr(strategy, "servers", 0)
+
+
 def _read(what: str, text: str, hint: Any, least: float | None) -> Any:
     if NoneType in get_args(hint):
         [hint] = [each for each in get_args(hint) if each is not NoneType]

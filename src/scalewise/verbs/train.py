@@ -18,7 +18,7 @@ from scalewise.session.served import ServedSession
 from scalewise.session.torchrun import under_torchrun
 from scalewise.step.settings import Execution, Precision, Settings
 from scalewise.strategies.registry import strategy_of
-from scalewise.strategies.strategy import options_of
+from scalewise.strategies.strategy import options_of, servers_of
 from scalewise.training.loop import Outcome, Report
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
@@ -93,7 +93,15 @@ def train(
         if path:
             check_writable(Path(path))
     placement = Placement(
-        devices, device_kind, hosts, link, slow or {}, slice_percent, cores_per_device, timeout_seconds
+        devices,
+        device_kind,
+        hosts,
+        link,
+        slow or {},
+        slice_percent,
+        cores_per_device,
+        timeout_seconds,
+        servers_of(chosen),
     )
     run = _run(request, placement, on_report)
     result = _result(request, run)
