@@ -9,7 +9,7 @@ from PIL import Image
 
 from scalewise.figures.bars import draw_bars
 from scalewise.figures.epochs import draw_epochs
-from scalewise.figures.gallery import draw_all
+from scalewise.figures.gallery import draw_all, draw_all_phases
 from scalewise.figures.phases import draw_phases
 from scalewise.figures.scaling import draw_scaling
 from scalewise.figures.speedups import draw_speedups
@@ -61,7 +61,8 @@ def test_a_gallery_is_written_as_png_and_svg(tmp_path: Path) -> None:
         for devices in (1, 2)
         for batch in (10, 20, 40)
     ]
-    paths = draw_all([Series("m:a=1", "mirrored", tuple(cells), "a machine", "2026-11-15")], tmp_path)
+    series = [Series("m:a=1", "mirrored", tuple(cells), "a machine", "2026-11-15")]
+    paths = draw_all(series, tmp_path) + draw_all_phases(series, tmp_path)
     names = ["epochs-m-a-1-mirrored", "bars-m-a-1-mirrored", "speedups-m-a-1-mirrored", "scaling-m-a-1-mirrored"]
     names += ["transfer-m-a-1-mirrored", "phases-m-a-1"]
     assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]

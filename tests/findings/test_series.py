@@ -112,3 +112,14 @@ def test_machines_are_named_after_what_was_used_of_them(kind: str, hardware: dic
 def test_days_are_told_as_one_or_as_a_range() -> None:
     assert when_text(["2026-11-15T10:00:00", "2026-11-15T11:00:00"]) == "2026-11-15"
     assert when_text(["2026-11-15T10:00:00", "2026-11-14T11:00:00"]) == "2026-11-14 to 2026-11-15"
+
+
+def test_a_machine_that_was_restarted_is_still_the_same_machine() -> None:
+    before = Environment(hardware={**HERE.hardware, "memory_bytes": 1000}, samples_per_epoch=95)
+    after = Environment(hardware={**HERE.hardware, "memory_bytes": 1001}, samples_per_epoch=95)
+    cells = [
+        measured("single", 1, 10, environment=before.id),
+        measured("mirrored", 2, 10, environment=after.id),
+    ]
+    [series] = series_of(cells, {before.id: before, after.id: after})
+    assert len(series.pairs) == 1

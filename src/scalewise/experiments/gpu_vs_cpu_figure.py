@@ -62,7 +62,7 @@ def _layer(axes: Axes, convolution: Mapping[str, Mapping[int, float]], has_gpu: 
     axes.set_ylim(bottom=0)
     axes.set_xlabel("batch size")
     axes.grid(axis="y")
-    batch_axis(axes, batches)
+    batch_axis(axes, batches, 2)
 
 
 def _tasks(axes: Axes, tasks: Sequence[Task]) -> None:
@@ -74,7 +74,7 @@ def _tasks(axes: Axes, tasks: Sequence[Task]) -> None:
     labels = {"cpu": "on the CPU", "gpu": "on the GPU", "copy": "copies there and back"}
     for number, (name, seconds) in enumerate(lines.items()):
         axes.plot(sizes, seconds, color=LOOKS[name], marker=MARKERS[number], label=labels[name])
-    batch_axis(axes, sizes)
+    batch_axis(axes, sizes, 2)
     axes.set_yscale("log")
     axes.set_title("product of two square matrices")
     axes.set_xlabel("rows and columns")

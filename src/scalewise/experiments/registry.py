@@ -28,6 +28,10 @@ class Experiment:
 
 
 EXPERIMENTS: dict[str, Experiment] = {
+    "stevens": Experiment(
+        "the 2020 study: two models, 1 to 4 devices, 12 batches; who gains, who chokes, and which findings hold here",
+        "scalewise.experiments.stevens",
+    ),
     "gpu-vs-cpu": Experiment(
         "memory bandwidth, a convolution over batch sizes, tasks too small to move, cores left free",
         "scalewise.experiments.gpu_vs_cpu",

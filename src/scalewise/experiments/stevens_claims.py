@@ -97,6 +97,8 @@ def _bounces(series: Series) -> tuple[str, bool | None]:
     found = bounce(series)
     if found is None:
         return f"no jump between batches {series.batches[0]} and {series.batches[-1]}", False
+    if len(found.jumps) < 2:
+        return f"{found.sentence}; more device counts are needed to tell", None
     return found.sentence, found.above is not None
 
 
@@ -110,12 +112,12 @@ def _saturates(series: Series) -> tuple[str, bool | None]:
 CLAIMS: tuple[tuple[str, str, Judge], ...] = (
     ("linear never gains from more devices", "linear", _never_gains),
     ("linear's epoch is a floor plus a constant for every step", "linear", _follows_the_law),
-    ("linear's epoch on several devices follows the bytes moved: network choke", "linear", _follows_the_bytes),
+    ("linear chokes on the network (its epoch follows the bytes moved)", "linear", _follows_the_bytes),
     ("linear takes the same time on 2, 3 and 4 devices", "linear", _equal),
     ("conv gains from more devices", "conv", _gains),
     ("conv gains least at the smallest batch", "conv", _gains_least_at_the_smallest_batch),
-    ("conv bounces: seconds per sample jump at one share per device", "conv", _bounces),
-    ("conv saturates a device with few samples: larger batches do not help", "conv", _saturates),
+    ("conv bounces (seconds per sample jump at one share per device)", "conv", _bounces),
+    ("conv saturates a device with few samples (larger batches do not help)", "conv", _saturates),
 )
 
 

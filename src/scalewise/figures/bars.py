@@ -45,7 +45,7 @@ def draw_bars(series: Series) -> Figure | None:
         f"{series.workload} under {series.strategy}: seconds per epoch by devices",
         series.machine,
         columns=len(charts),
-        width=max(4.5, 2.3 * len(charts)),
+        width=max(6.6, 2.3 * len(charts)),
         height=3.7,
         when=series.when,
         subtitle="Black: one device. Blue: faster. Orange: slower, it chokes.",

@@ -22,13 +22,18 @@ from scalewise.findings.traffic import transfer_fit
 def draw_all(series: Sequence[Series], folder: Path) -> list[Path]:
     """PNG and SVG of each, in the order in which they are told; what the cells do not show is not drawn."""
     paths: list[Path] = []
+    for each in series:
+        for name, figure in _figures(each).items():
+            if figure:
+                paths += save(figure, folder, file_name(name, each.workload, each.strategy))
+    return paths
+
+
+def draw_all_phases(series: Sequence[Series], folder: Path) -> list[Path]:
+    """One figure per workload, with all of its strategies."""
+    paths: list[Path] = []
     for workload in dict.fromkeys(each.workload for each in series):
-        members = [each for each in series if each.workload == workload]
-        for each in members:
-            for name, figure in _figures(each).items():
-                if figure:
-                    paths += save(figure, folder, file_name(name, workload, each.strategy))
-        figure = draw_phases(members)
+        figure = draw_phases([each for each in series if each.workload == workload])
         if figure:
             paths += save(figure, folder, file_name("phases", workload))
     return paths

@@ -118,11 +118,11 @@ def device_look(devices: int, counts: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def batch_axis(axes: Axes, batches: Sequence[int]) -> None:
-    """Logarithmic, with ticks where cells are, as many as can be read."""
+def batch_axis(axes: Axes, batches: Sequence[int], columns: int = 1) -> None:
+    """Logarithmic, with ticks where cells are, as many as can be read in a figure of so many columns."""
     axes.set_xscale("log")
     ticks = sorted(set(batches))
-    apart = (ticks[-1] / ticks[0]) ** TICKS_APART
+    apart = (ticks[-1] / ticks[0]) ** (TICKS_APART * columns)
     shown = [ticks[-1]]
     for tick in reversed(ticks):
         if shown[-1] / tick >= apart > 1:

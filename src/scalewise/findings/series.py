@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,9 +26,9 @@ def series_of(measurements: Sequence[Measurement], environments: Mapping[str, En
     groups: dict[Key, list[Measurement]] = defaultdict(list)
     singles: dict[Key, list[Measurement]] = defaultdict(list)
     for each in timed:
-        groups[_alike(each), strategy_text(each), each.hosts, each.link].append(each)
+        groups[_alike(each, environments), strategy_text(each), each.hosts, each.link].append(each)
         if each.devices == 1 and each.hosts == 1:
-            singles[_alike(each), strategy_text(each)].append(each)
+            singles[_alike(each, environments), strategy_text(each)].append(each)
     spread = {key[0] for key in groups if key[1] != "single"}
     found: list[tuple[list[Measurement], list[Measurement]]] = []
     for key, members in groups.items():
@@ -77,8 +78,10 @@ def strategy_text(measurement: Measurement) -> str:
     return f"{measurement.strategy}:{','.join(given)}" if given else measurement.strategy
 
 
-def _alike(measurement: Measurement) -> Key:
+def _alike(measurement: Measurement, environments: Mapping[str, Environment]) -> Key:
     """All that a cell and its single-device baseline must share."""
+    environment = environments[measurement.environment].model_dump(mode="json")
+    environment["hardware"].pop("memory_bytes", None)  # differs by a few pages from one start of a machine to the next
     return (
         measurement.workload,
         measurement.device_kind,
@@ -86,7 +89,7 @@ def _alike(measurement: Measurement) -> Key:
         measurement.optimizer,
         measurement.protocol,
         measurement.execution,
-        measurement.environment,
+        json.dumps(environment, sort_keys=True),
     )
 
 

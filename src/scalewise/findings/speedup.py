@@ -62,7 +62,7 @@ class Chokes(Finding):
     def sentence(self) -> str:
         if not self.choking:
             if self.gaining:
-                return f"no cell of {self.cells} is slower than one device, and {self.gaining} are faster"
+                return f"no cell of {self.cells} is slower than one device, and {_are(self.gaining)} faster"
             return f"none of {self.cells} cells is faster or slower than one device beyond doubt"
         worst, least = self.choking[0], self.choking[-1]
         times = f"{1 / worst.speedup:.1f} times as long"
@@ -72,7 +72,7 @@ class Chokes(Finding):
         if self.never_gains:
             return f"never gains from more devices: all {self.cells} cells take {times} as one device, {where}"
         chokes = f"{len(self.choking)} of {self.cells} cells choke: they take {times} as one device, {where}"
-        return f"{chokes}; {self.gaining} are faster"
+        return f"{chokes}; {_are(self.gaining)} faster"
 
 
 def speedups(series: Series) -> list[Speedup]:
@@ -118,3 +118,7 @@ def chokes(series: Series) -> Chokes | None:
         sum(each.faster for each in every),
         tuple(each for each in every if each.slower),
     )
+
+
+def _are(count: int) -> str:
+    return f"{count} {'is' if count == 1 else 'are'}"

@@ -27,12 +27,15 @@ class ExperimentResult(Printable):
     files: list[Path] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     """The numbers, for programs."""
+    headline: str = ""
+    """What was found, in the one sentence that comes last."""
     failed: int = 0
     """Runs that did not come through: the command then ends with 1."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "experiment": self.experiment,
+            **({"headline": self.headline} if self.headline else {}),
             "findings": self.findings,
             "figures": [str(path) for path in self.figures],
             "files": [str(path) for path in self.files],
@@ -69,5 +72,6 @@ class ExperimentResult(Printable):
             parts += [table, Text()]
         parts += [Text(f"- {finding}") for finding in self.findings]
         if self.figures:
-            parts += [Text(), Text(f"look at {self._where_to_look()}", style="bold")]
+            look = f"look at {self._where_to_look()}"
+            parts += [Text(), Text(f"{self.headline}; {look}" if self.headline else look, style="bold")]
         return Group(*parts)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scalewise.atomic import check_writable, write_atomically
 from scalewise.errors import UserError
-from scalewise.figures.gallery import draw_all
+from scalewise.figures.gallery import draw_all, draw_all_phases
 from scalewise.figures.style import file_name
 from scalewise.findings.cell import Series
 from scalewise.findings.collect import findings_of
@@ -39,7 +39,7 @@ def report(folder: Path | str) -> ExperimentResult:
     page = folder / PAGE
     check_writable(page)
     found = {each.name: findings_of(each) for each in series}
-    figures = draw_all(series, folder)
+    figures = draw_all(series, folder) + draw_all_phases(series, folder)
     remarks = remarks_on(measurements)
     write_atomically(page, page_of(f"Report of {folder.name}", series, found, figures, remarks).encode())
     return ExperimentResult(

@@ -1,0 +1,172 @@
+"""The 2020 study on this machine: both models, one to four devices, twelve batches, and which of its findings hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from scalewise.atomic import write_atomically
+from scalewise.data.data import DataRequest
+from scalewise.data.speech import find_speech
+from scalewise.errors import RunFailed
+from scalewise.experiments.stevens_claims import Claim, claims, headline
+from scalewise.experiments.stevens_figure import draw_comparison
+from scalewise.figures.gallery import draw_all, draw_all_phases
+from scalewise.findings.cell import Series
+from scalewise.findings.collect import findings_of
+from scalewise.findings.series import series_of
+from scalewise.published.measured import stevens_environment, stevens_measurements
+from scalewise.published.tables import STEVENS
+from scalewise.results.experiment import ExperimentResult
+from scalewise.results.measured import cell_line
+from scalewise.results.store import Store
+from scalewise.session.cores import allowed_cores
+from scalewise.verbs.measure import measure
+from scalewise.verbs.report import COLUMNS, page_of, remarks_on, table_of
+
+STUDIED, CONTRAST = "data-parallel", "mirrored"
+STRATEGIES = ("single", STUDIED, CONTRAST)
+"""The study's one-GPU cells are DataParallel with one device, which is the bare model."""
+CLIPS = 2_000
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells of one model, and the seconds that each of them, and all of them, may take."""
+
+    workload: str
+    batches: tuple[int, ...]
+    strategies: tuple[str, ...] = STRATEGIES
+    budget: float = 30.0
+    budget_total: float | None = None
+
+
+STUDY_BATCHES = (10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600)
+FULL = (Grid("linear", STUDY_BATCHES), Grid("conv", STUDY_BATCHES))
+QUICK = (
+    Grid("linear", (10, 30, 100, 300), budget=4.0, budget_total=55.0),
+    Grid("conv", (4, 10, 20), ("single", STUDIED), budget=10.0, budget_total=65.0),
+)
+"""conv takes a tenth of a second for a clip on one core: few batches, few steps."""
+INTERVAL_PERCENT, QUICK_INTERVAL_PERCENT = 2.0, 5.0
+
+
+def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult:
+    """Under three minutes if quick, on two cores. A folder with measurements is gone on with."""
+    kind, counts, remark = devices_here(quick)
+    if remark:
+        tell(remark)
+    failed = not_begun = 0
+    for grid in QUICK if quick else FULL:
+        told = f"{_list(grid.strategies)} on 1 to {counts[-1]} {kind} devices at batch {_list(grid.batches)}"
+        tell(f"{grid.workload}: {told}")
+        result = measure(
+            grid.workload,
+            out=out,
+            strategy=grid.strategies,
+            devices=[count for count in counts if count > 1],
+            batch=grid.batches,
+            device_kind=kind,
+            interval=QUICK_INTERVAL_PERCENT if quick else INTERVAL_PERCENT,
+            budget=grid.budget,
+            budget_total=grid.budget_total,
+            load=_load(),
+            samples=_samples(),
+            resume=True,
+            on_cell=lambda cell: tell(f"  {cell_line(cell)}"),
+        )
+        if result.resumed:
+            tell(f"  {result.resumed} cells of {grid.workload} were in {out} already")
+        failed += len(result.failed)
+        not_begun += result.not_begun
+    tell("drawing ...")
+    remarks = [remark] * bool(remark)
+    if not_begun:
+        remarks.append(f"{not_begun} cells were not begun for lack of time; the same command goes on with them")
+    return conclude(out, remarks, failed)
+
+
+def conclude(out: Path, remarks: Sequence[str] = (), failed: int = 0) -> ExperimentResult:
+    """Figures, findings and the comparison with the study, of what a folder holds."""
+    measurements, environments = Store.read(out), Store.environments(out)
+    series = series_of(measurements, environments)
+    here = {each.workload: each for each in series if each.strategy == STUDIED}
+    if not here:
+        raise RunFailed(f"no cell of {STUDIED} came through; see {out / 'measurements.jsonl'}")
+    original = published()
+    judged = claims(here, original)
+    found = headline(here, judged)
+    figures = draw_comparison(here, original, "Dashed: published. Below 1 a second device slows training down.", out)
+    figures += draw_all(list(here.values()), out) + draw_all_phases(series, out)
+    remarks = [*remarks, *remarks_on(measurements)]
+    page = out / "findings.md"
+    every = {each.name: findings_of(each) for each in series}
+    text = _comparison(found, judged, remarks) + page_of("All that was measured", series, every, figures, [])
+    write_atomically(page, text.encode())
+    numbers = out / "stevens.json"
+    document = {
+        "headline": found,
+        "claims": [{**vars(claim), "verdict": claim.verdict} for claim in judged],
+        "all_findings": [finding.to_json() for findings in every.values() for finding in findings],
+    }
+    write_atomically(numbers, json.dumps(document, indent=2).encode())
+    return ExperimentResult(
+        "stevens",
+        [f"{claim.statement}: {claim.verdict} ({claim.here})" for claim in judged] + remarks,
+        COLUMNS,
+        table_of(series),
+        figures,
+        [page, numbers],
+        document,
+        headline=found,
+        failed=failed,
+    )
+
+
+def published() -> dict[str, Series]:
+    environment = stevens_environment()
+    return {each.workload: each for each in series_of(stevens_measurements(), {environment.id: environment})}
+
+
+def devices_here(quick: bool) -> tuple[str, Sequence[int], str]:
+    """The kind of device, how many, and a remark where that is fewer than the study's four.
+
+    One GPU is cut into slices. A core that several devices shared would say nothing about several devices.
+    """
+    gpus = torch.cuda.device_count()
+    if gpus >= 4:
+        return "cuda", (1, 2, 3, 4), ""
+    if gpus and shutil.which("nvidia-cuda-mps-control"):
+        return "slice", (1, 2) if quick else (1, 2, 3, 4), ""
+    cores = len(allowed_cores())
+    most = 2 if quick else max(2, min(4, cores))
+    counts = tuple(range(1, most + 1))
+    return "cpu", counts, "" if quick or most == 4 else f"devices above {most} are left out: there are {cores} cores"
+
+
+def _load() -> str:
+    """As the study did: every clip from its file in every epoch, where there are files."""
+    return "files" if find_speech(DataRequest()) else "auto"
+
+
+def _samples() -> int | None:
+    return CLIPS if find_speech(DataRequest()) else None
+
+
+def _comparison(found: str, judged: Sequence[Claim], remarks: Sequence[str]) -> str:
+    """The page's first part: what the study found, and whether it holds here."""
+    lines = ["# The study on this machine", "", f"{found}.", "", f"The study: {STEVENS.citation}.", ""]
+    lines += ["| the study found | here | measured here | published |", "|---|---|---|---|"]
+    lines += [f"| {claim.statement} | **{claim.verdict}** | {claim.here} | {claim.published} |" for claim in judged]
+    lines += ["", "![stevens-comparison](stevens-comparison.png)", ""]
+    lines += [f"- {remark}" for remark in remarks]
+    return "\n".join([*lines, "", ""])
+
+
+def _list(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,87 @@
+"""The study's experiment from cells to its page, and a small one for real."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalewise.errors import RunFailed
+from scalewise.experiments import stevens
+from scalewise.experiments.stevens import Grid, conclude, devices_here
+from scalewise.published.measured import stevens_environment, stevens_measurements
+from tests.findings.test_series import HERE, measured
+from tests.verbs.test_report import stored
+
+
+def test_the_page_compares_every_finding_with_the_published_figures(tmp_path: Path) -> None:
+    """The study's own cells, as if `data-parallel` had been measured here."""
+    cells = [
+        replace(each, options={"engine": "ranks"})
+        for each in stevens_measurements()
+        if each.workload == "linear" and each.batch in (10, 20, 50, 100) and each.devices < 4
+    ]
+    result = conclude(stored(tmp_path, stevens_environment(), cells), ["a remark"])
+    assert result.headline.startswith("Found on 4x GTX 1080 Ti: linear chokes (3 devices take 9.0 times as long")
+    page = (tmp_path / "findings.md").read_text()
+    assert page.count("**holds**") == len([claim for claim in result.data["claims"] if claim["holds"]])
+    assert "| linear never gains from more devices | **holds** | never gains from more devices: all 8 cells" in page
+    assert "all 36 cells take 1.9 to 9.0 times as long" in page  # the published column
+    assert "- a remark" in page
+    for figure in result.figures:
+        assert figure.exists()
+        assert (f"({figure.name})" in page) == (figure.suffix == ".png")
+    assert json.loads((tmp_path / "stevens.json").read_text())["headline"] == result.headline
+    ending = " ".join(str(result).rpartition("\n\n")[2].split())
+    assert ending.startswith(f"{result.headline}; look at ")
+    assert ending.endswith("findings.md and the 6 figures beside it (PNG and SVG)")
+
+
+def test_without_a_cell_of_the_studied_strategy_there_is_nothing_to_conclude(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="no cell of data-parallel came through"):
+        conclude(stored(tmp_path, HERE, [measured("mirrored", 2, 10)]))
+
+
+@pytest.mark.parametrize(
+    ("cores", "quick", "counts", "remark"),
+    [
+        (2, True, (1, 2), ""),
+        (2, False, (1, 2), "devices above 2 are left out: there are 2 cores"),
+        (8, False, (1, 2, 3, 4), ""),
+    ],
+)
+def test_devices_are_as_many_as_there_are_cores(
+    cores: int, quick: bool, counts: tuple[int, ...], remark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr(stevens, "allowed_cores", lambda: list(range(cores)))
+    assert devices_here(quick) == ("cpu", counts, remark)
+
+
+def test_one_gpu_is_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    assert devices_here(False) == ("slice", (1, 2, 3, 4), "")
+
+
+def test_it_measures_draws_and_goes_on_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("SCALEWISE_SPEECH", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr(stevens, "QUICK", (Grid("linear", (100,), ("single", "data-parallel"), budget=0.2),))
+    monkeypatch.setattr(stevens, "_samples", lambda: 200)
+    told: list[str] = []
+    first = stevens.run(tmp_path / "out", True, told.append)
+    assert first.failed == 0
+    assert told[0] == "linear: single, data-parallel on 1 to 2 cpu devices at batch 100"
+    assert sorted(line.partition(":")[0].strip() for line in told[1:3]) == [
+        "linear, data-parallel on 2 cpu devices, batch 100",
+        "linear, single on 1 cpu device, batch 100",
+    ]
+    assert [row[:3] for row in first.rows] == [["linear", "data-parallel", "1"], ["linear", "data-parallel", "2"]]
+    told.clear()
+    monkeypatch.setattr(stevens, "conclude", lambda *_: first)
+    stevens.run(tmp_path / "out", True, told.append)
+    assert told[1].strip().startswith("2 cells of linear were in")
