@@ -48,7 +48,7 @@ def test_the_table() -> None:
         "200 steps, 2 full epochs; the first 180 steps are warm-up and not timed",
         "10 ms  [95 %: 10 ms to 10 ms, n = 20]  2,100 samples/s",
         "0.5000, accuracy 97.50%",
-        "2.0 KiB per step by all devices, as planned; not traced; busiest device 2.0 KiB out and in",
+        "2.0 KiB per step in all, as planned; not traced; busiest device 2.0 KiB out and in",
         "note: trained on synthetic speech",
     ):
         assert expected in text

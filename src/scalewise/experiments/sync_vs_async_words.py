@@ -39,8 +39,8 @@ def findings(times: Mapping[str, Times], ran: Mapping[str, Mapping[str, Rated]],
         _capital("; ".join(choice)) + ".",
         *said,
         "An asynchronous update is made from one worker's part of a batch: the same samples make as many more, smaller "
-        "updates as there are workers, which by itself may be quicker or slower to a loss. Its order of updates differs "
-        "from run to run, and these are single runs.",
+        "updates as there are workers, which by itself may be quicker or slower to a loss. The order of its updates "
+        "differs from run to run, and these are single runs.",
     ]
 
 

@@ -19,7 +19,7 @@ class Line:
 
     def __init__(self, store: Store, name: str, end: Literal["worker", "server"], timeout_seconds: float) -> None:
         # A client of its own: one that waits for a worker that died meanwhile would hold up all other threads.
-        store = store.clone()
+        store = store.clone()  # type: ignore[attr-defined]
         self._peer = 0 if end == "server" else 1
         self._group: Any = dist.ProcessGroupGloo(
             PrefixStore(f"line/{name}", store), 1 - self._peer, 2, timedelta(seconds=timeout_seconds)

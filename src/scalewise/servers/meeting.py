@@ -8,6 +8,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+FIRST_STEP = "first step"
+"""Key under which server 0 says where the run goes on."""
 _END = "end"
 _PATIENCE = timedelta(hours=1)
 
@@ -26,7 +28,7 @@ def announce_end(meeting: Store) -> None:
 
 def arrivals(meeting: Store) -> Iterator[tuple[int, int]]:
     """(place, worker) of each that joins, as it does, until the end is announced."""
-    meeting = meeting.clone()  # a client that waits is of no use to others meanwhile
+    meeting = meeting.clone()  # type: ignore[attr-defined] # a client that waits is of no use to others meanwhile
     place = 0
     while (who := _wait_for(meeting, f"joined/{place}")) != _END:
         yield place, int(who)

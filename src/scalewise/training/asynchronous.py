@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from scalewise.engines.engine import Job, Place
 from scalewise.engines.parameter_server import join_servers
-from scalewise.errors import RunFailed, UserError
+from scalewise.errors import RunFailed
 from scalewise.servers.client import Client
+from scalewise.servers.meeting import FIRST_STEP
 from scalewise.step.clock import Times, make_clock
 from scalewise.step.feed import Feed
 from scalewise.step.precision import autocast, set_precision
@@ -22,7 +23,6 @@ from scalewise.step.shards import epoch_order, shards_of
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.shares import share_sizes
 from scalewise.tracing import sockets
-from scalewise.training.checkpoint import progress_of, steps_done_in
 from scalewise.training.evaluate import accuracy_of
 from scalewise.training.loop import SECONDS_BETWEEN_REPORTS, Outcome, Report, Update
 from scalewise.training.request import Request
@@ -45,15 +45,10 @@ def train_asynchronously(
     times = Times()
     job = Job(workload, data, settings, place, make_clock(place.device, times))
     model, feed, client = join_servers(strategy, job)
-    first = 0
-    if settings.resume and settings.checkpoint:
-        first = steps_done_in(settings.checkpoint, progress_of(workload, len(data), settings, 0))
+    # Not from the checkpoint: by the time a late worker reads it, the servers may have written the next.
+    assert place.store is not None
+    first = int(place.store.get(FIRST_STEP))
     total = settings.total_steps(len(data))
-    if first >= total:
-        raise UserError(
-            f"checkpoint {settings.checkpoint} is already at step {first} of {total}; "
-            "ask for more --epochs or --steps to go on"
-        )
     outcome = Outcome(
         source=data.source,
         samples=len(data),

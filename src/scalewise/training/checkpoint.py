@@ -99,9 +99,13 @@ def load_checkpoint(
     return progress
 
 
-def steps_done_in(path: Path, expected: Progress) -> int:
-    """How far the run is whose checkpoint this is."""
-    return _read(path, expected)[0].steps_done
+def refuse_if_through(settings: Settings, steps_done: int, total: int) -> None:
+    """A UserError where nothing is left to do."""
+    if settings.resume and steps_done >= total:
+        raise UserError(
+            f"checkpoint {settings.checkpoint} is already at step {steps_done} of {total}; "
+            "ask for more --epochs or --steps to go on"
+        )
 
 
 def _read(path: Path, expected: Progress) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]]:

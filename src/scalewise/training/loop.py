@@ -15,7 +15,7 @@ from scalewise.engines.central_storage import CentralStorageEngine
 from scalewise.engines.engine import Engine, Job, Place
 from scalewise.engines.parameter_server import ServedEngine
 from scalewise.engines.registry import ENGINES
-from scalewise.errors import RunFailed, UserError
+from scalewise.errors import RunFailed
 from scalewise.plan import Footprint
 from scalewise.step.clock import Times, make_clock
 from scalewise.step.copies import Copied
@@ -25,7 +25,7 @@ from scalewise.step.shards import epoch_order
 from scalewise.timeline import Span
 from scalewise.tracing import sockets
 from scalewise.tracing.steps import StepTraffic
-from scalewise.training.checkpoint import Progress, load_checkpoint, progress_of, save_checkpoint
+from scalewise.training.checkpoint import Progress, load_checkpoint, progress_of, refuse_if_through, save_checkpoint
 from scalewise.training.evaluate import accuracy_of
 from scalewise.training.interrupt import Interrupt
 from scalewise.training.request import Request
@@ -152,11 +152,7 @@ class _Run:
             self.done = load_checkpoint(
                 job.settings.checkpoint, engine.model, engine.optimizer, self._progress()
             ).steps_done
-            if self.done >= total:
-                raise UserError(
-                    f"checkpoint {job.settings.checkpoint} is already at step {self.done} of {total}; "
-                    "ask for more --epochs or --steps to go on"
-                )
+            refuse_if_through(job.settings, self.done, total)
         self.warm_up = min(5, (total - self.done) // 4)
 
     def go(self) -> None:

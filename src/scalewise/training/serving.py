@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from scalewise.servers.archive import WEIGHTS, Archive
+from scalewise.servers.meeting import FIRST_STEP
 from scalewise.servers.server import Served, Server
 from scalewise.step.flat import flatten_parameters, trainable, views_of
 from scalewise.step.optimizers import make_optimizer, refuse_unless_elementwise
@@ -17,7 +18,7 @@ from scalewise.step.settings import steps_per_epoch
 from scalewise.strategies.parameter_server import ParameterServer
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.pieces import Piece, pieces_of
-from scalewise.training.checkpoint import load_checkpoint, progress_of, save_checkpoint
+from scalewise.training.checkpoint import load_checkpoint, progress_of, refuse_if_through, save_checkpoint
 from scalewise.training.request import Request
 
 
@@ -46,6 +47,8 @@ def serve_task(worker: ServerRank, request: Request) -> Served:
         workers=workers,
     )
     holdings.restore_into(server)
+    if worker.rank == 0:
+        worker.shared.set(FIRST_STEP, str(holdings.first))
     archive = Archive(server, holdings.pieces, strategy.servers, worker.shared)
     if worker.rank == 0 and request.settings.checkpoint:
         server.on_version = partial(holdings.save_if_due, archive, 1 if strategy.exact else workers)
@@ -77,6 +80,7 @@ class Holdings:
         if self.settings.resume and self.settings.checkpoint:
             expected = progress_of(self.workload, self.samples, self.settings, 0)
             self.first = load_checkpoint(self.settings.checkpoint, self.model, self.optimizer, expected).steps_done
+        refuse_if_through(self.settings, self.first, self.total)
 
     def optimizer_for(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return make_optimizer(self.name, parameters, self.learning_rate)
