@@ -27,7 +27,7 @@ LAYERS = [
     {"workloads"},
     {"data"},
     {"figures"},
-    {"validation"},
+    {"advice", "validation"},
     {"findings", "measuring", "published"},
     {"prediction"},
     {"simulation"},
@@ -40,7 +40,7 @@ LAYERS = [
 ]
 """From the command line down; a module imports from its own part or from layers below its own."""
 WITHOUT_TORCH = [
-    "atomic", "clusters", "collectives", "cli.app", "errors", "experiments.registry", "figures", "findings",
+    "advice", "atomic", "clusters", "collectives", "cli.app", "errors", "experiments.registry", "figures", "findings",
     "measuring", "phases", "plan", "prediction", "published", "results", "simulation", "spec", "strategies", "timeline",
     "validation", "workloads.catalogue",
 ]  # fmt: skip

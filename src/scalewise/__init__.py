@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scalewise.data.data import Data, DataRequest
     from scalewise.errors import RunFailed, UserError
+    from scalewise.verbs.advise import advise
     from scalewise.verbs.attach import attach
     from scalewise.verbs.describe import describe
     from scalewise.verbs.doctor import doctor
@@ -25,6 +26,7 @@ __all__ = [
     "RunFailed",
     "UserError",
     "Workload",
+    "advise",
     "attach",
     "describe",
     "doctor",
@@ -41,6 +43,7 @@ _HOMES = {
     "RunFailed": "scalewise.errors",
     "UserError": "scalewise.errors",
     "Workload": "scalewise.workloads.workload",
+    "advise": "scalewise.verbs.advise",
     "attach": "scalewise.verbs.attach",
     "describe": "scalewise.verbs.describe",
     "doctor": "scalewise.verbs.doctor",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from scalewise.collectives.collective import Collective
@@ -53,7 +53,7 @@ class Operation:
     collective: Collective | None = None
     """Of all its ranks at once; `rank` is the first."""
     count: int = 1
-    """So many ranks, from `rank` on, are alike and do the same."""
+    """So many ranks are alike and do the same: those from `rank` on; of a send, from the lower of its ends on."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Plan:
         made: list[Send] = []
         for operation in self.operations:
             if operation.send:
-                made.append(operation.send)
+                made += alike_sends(operation.send, operation.count)
             elif operation.collective:
                 made += operation.collective.sends
         return made
@@ -81,6 +81,13 @@ class Plan:
     def busiest_bytes(self) -> int:
         """The most that one rank sends plus receives."""
         return busiest_bytes(self.sends)
+
+
+def alike_sends(send: Send, count: int) -> list[Send]:
+    """The send, and the same with the next ranks in place of its lower end."""
+    if send.source < send.target:
+        return [replace(send, source=send.source + number) for number in range(count)]
+    return [replace(send, target=send.target + number) for number in range(count)]
 
 
 Ends = dict[int, tuple[int, ...]]
@@ -106,13 +113,16 @@ class PlanBuilder:
         self.operations.append(Operation(phase, 0, tuple(after), collective=collective, count=collective.ranks))
         return (len(self.operations) - 1,)
 
-    def transfer(self, phase: str, sends: Iterable[Send], after: Mapping[int, tuple[int, ...]]) -> Ends:
-        """Sends, each starting when its source has what it sends; a rank goes on when all of its own are over."""
+    def transfer(self, phase: str, sends: Iterable[Send], after: Mapping[int, tuple[int, ...]], count: int = 1) -> Ends:
+        """Sends, each starting when its source has what it sends; a rank goes on when all of its own are over.
+
+        Each stands for `count` alike, whose lower ends are ranks in a row.
+        """
         first = len(self.operations)
         ends: dict[int, list[int]] = defaultdict(list)
         for send in sends:
             before = (*after.get(send.source, ()), *(first + position for position in send.after))
-            self.operations.append(Operation(phase, send.source, before, send=send))
+            self.operations.append(Operation(phase, send.source, before, send=send, count=count))
             for rank in (send.source, send.target):
                 ends[rank].append(len(self.operations) - 1)
         return {rank: tuple(positions) for rank, positions in ends.items()}

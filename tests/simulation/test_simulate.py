@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from scalewise.clusters.cluster import Cluster, Device, Link
-from scalewise.plan import Footprint, PlanBuilder
+from scalewise.collectives.send import Send
+from scalewise.plan import Footprint, PlanBuilder, alike_sends
 from scalewise.simulation.conduct import Conduct
 from scalewise.simulation.layout import packed
-from scalewise.simulation.network import Network
+from scalewise.simulation.network import Network, Traffic
 from scalewise.simulation.simulate import Simulated, Simulator
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 
@@ -101,6 +102,17 @@ def test_servers_ends_are_shared_by_their_workers() -> None:
     assert 4.25 < step.step_seconds < 4.35
     two = simulated("parameter-server:servers=2,piece_MB=10", 4, 4, replace(BOX, backend="gloo"))
     assert 2.25 < two.step_seconds < 2.35
+
+
+def test_alike_sends_take_as_long_together_as_one_by_one() -> None:
+    """Also over hosts, where some workers share a server's host and some do not."""
+    slow = Link("hosts", "slow", GBps=0.5, latency_us=0, shared=True)
+    hosts = replace(BOX, hosts=3, devices_per_host=2, devices=(replace(DEVICE, count=2),), links=(*BOX.links, slow))
+    network = Network(hosts, packed(hosts, 6))
+    together, apart = Traffic(network), Traffic(network)
+    for send in (Send(0, 6, GB), Send(6, 0, GB), Send(0, 7, GB)):
+        last = max(apart.carry(each, 0.0) for each in alike_sends(send, 6))
+        assert together.carry_alike(send, 6, 0.0) == pytest.approx(last)
 
 
 def test_a_straggler_holds_everybody_up() -> None:

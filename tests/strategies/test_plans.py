@@ -93,6 +93,15 @@ def test_thousands_of_ranks_take_no_longer_plan_than_two() -> None:
     assert {step.count for step in many.operations} == {4096}
 
 
+def test_alike_workers_are_planned_once_and_push_and_pull_each_their_own() -> None:
+    plan = strategy_of("parameter-server:piece_MB=100").plan(MODEL, 3, 9)
+    grouped = [(step.phase, step.count) for step in plan.operations if step.send]
+    assert grouped == [("push", 3), ("push", 3), ("pull", 3)]
+    sends = [(send.source, send.target) for send in plan.sends]
+    assert sends == 2 * [(0, 3), (1, 3), (2, 3)] + [(3, 0), (3, 1), (3, 2)]
+    assert plan.busiest_bytes == pytest.approx(2 * 3 * S, rel=1e-4)
+
+
 def test_gradients_leave_when_they_are_ready_and_not_when_their_bytes_would_say() -> None:
     late = replace(MODEL, ready=(0.1, 1.0))
     plan = strategy_of("mirrored").plan(late, 2, 8)

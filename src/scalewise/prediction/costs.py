@@ -12,6 +12,8 @@ from scalewise.results.profile import ProfileDocument, StepCost
 
 Known = Literal["measured", "interpolated", "extrapolated"]
 COMPUTE = ("forward", "backward", "update")
+ABOVE = (0.8, 1.25)
+"""Larger batches than were profiled: a device that becomes busier, or one that runs out of cache."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,13 @@ class Costs:
         return sum(self.seconds(phase, samples) for phase in COMPUTE)
 
     def _at(self, phase: str, batch: int) -> float:
-        """Below the smallest batch nothing says that a step gets quicker, except loading, which goes by the sample."""
+        """Below the smallest batch nothing says that a step gets quicker, except loading, which goes by the sample.
+
+        A figure that stands alone is taken for that of a busy device, whose steps go by the sample throughout.
+        """
         first, last = self.steps[0], self.steps[-1]
+        if first is last and phase != "update":
+            return getattr(first, phase) * batch / first.batch  # type: ignore[no-any-return]
         if batch <= first.batch:
             return getattr(first, phase) * (batch / first.batch if phase == "load" else 1.0)  # type: ignore[no-any-return]
         if batch >= last.batch:
@@ -72,10 +79,14 @@ class Costs:
         if expected == 0:
             return Spread(1.0, 1.0, "interpolated")
         if batch < self.batches[0]:
-            proportional = _compute(self.steps[0]) * batch / self.batches[0]
-            return Spread(proportional / expected, self.uncertain_above, "extrapolated")
+            proportional, whole = _compute(self.steps[0]) * batch / self.batches[0], _compute(self.steps[0])
+            return Spread(
+                min(proportional, 0.9 * expected) / expected,
+                max(whole / expected, self.uncertain_above),
+                "extrapolated",
+            )
         if batch > self.batches[-1]:
-            return Spread(min(_compute(self.steps[-1]) / expected, 0.9), 1.25, "extrapolated")
+            return Spread(*ABOVE, "extrapolated")
         below, above = self._around(batch)
         by_sample = sorted(_compute(step) / step.batch * batch for step in (below, above))
         floor, ceiling = sorted((_compute(below), _compute(above)))

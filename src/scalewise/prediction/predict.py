@@ -20,6 +20,9 @@ from scalewise.simulation.simulate import Simulated, Simulator
 from scalewise.strategies.strategy import Strategy
 
 Bottleneck = Literal["network", "compute", "launch", "input", "memory", "idle"]
+UPDATED_ON_HOST = {"parameter-server", "parameter-server-async", "central-storage"}
+UPDATE_PASSES, HOST_UPDATE_GBps = 7, 10.0
+"""Adam reads four numbers and writes three for each parameter; what a process moves in host memory is assumed."""
 LAUNCHING = 0.85
 """Half the samples taking more than this part of the seconds: the device waits to be told what to do."""
 
@@ -79,7 +82,13 @@ class Predictor:
         else:
             simulator = self._simulators[layout, conduct] = Simulator(Network(self.cluster, layout), conduct)
         plan = strategy.plan(self.footprint, devices, batch, self.cluster.backend)
-        return simulator.simulate(plan, self.costs.seconds)
+        on_host = strategy.name in UPDATED_ON_HOST and self.cluster.backend == "nccl"
+        return simulator.simulate(plan, self._seconds_with_host if on_host else self.costs.seconds)
+
+    def _seconds_with_host(self, phase: str, samples: int) -> float:
+        if phase == "update":
+            return UPDATE_PASSES * self.profile.parameter_bytes / (HOST_UPDATE_GBps * 1e9)
+        return self.costs.seconds(phase, samples)
 
     def predict(
         self, strategy: Strategy, devices: int, batch: int, layout: Layout | None = None, samples: int | None = None
@@ -128,6 +137,7 @@ class Predictor:
         }
         largest = max(shares, key=lambda name: shares[name])
         half = self.costs.compute_seconds(max(1, samples // 2))
-        if largest == "compute" and samples > 1 and half > LAUNCHING * self.costs.compute_seconds(samples):
+        launching = samples > 1 and half > LAUNCHING * self.costs.compute_seconds(samples)
+        if largest == "compute" and launching and phases.get("update", 0.0) < compute / 2:
             return "launch"
         return largest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from scalewise.clusters.cluster import Cluster
@@ -15,7 +16,7 @@ class Layout:
 
     per_host: tuple[int, ...]
 
-    @property
+    @cached_property
     def workers(self) -> int:
         return sum(self.per_host)
 
@@ -26,12 +27,16 @@ class Layout:
     def host_of(self, rank: int) -> int:
         if rank >= self.workers:
             return (rank - self.workers) % self.hosts
-        if len(set(self.per_host)) == 1:
+        if self._alike:
             return rank // self.per_host[0]
         return next(host for host, end in enumerate(accumulate(self.per_host)) if rank < end)
 
     def first_of(self, host: int) -> int:
-        return sum(self.per_host[:host])
+        return host * self.per_host[0] if self._alike else sum(self.per_host[:host])
+
+    @cached_property
+    def _alike(self) -> bool:
+        return len(set(self.per_host)) == 1
 
     def place_of(self, rank: int) -> int | None:
         """Among its host's devices; None for a server, which works in the host's memory."""

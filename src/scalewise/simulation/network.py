@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal, NamedTuple
 
 from scalewise.clusters.cluster import Cluster, Link
 from scalewise.collectives.send import Send
@@ -17,7 +18,15 @@ HOST_MEMORY_GBps = 38.4
 """What the memory of a host gives and takes, each way: half of a socket with four channels of DDR4-2400."""
 SOCKET_GBps = 2.0
 """What one process on a GPU host moves through sockets, each way; assumed, where no link was measured with them."""
-Channel = Hashable
+
+
+class Channel(NamedTuple):
+    """Something that carries one thing after the other."""
+
+    owner: Literal["rank", "host", "pair"]
+    number: int | tuple[int, int]
+    way: Literal["out", "in", "both"]
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -51,33 +60,38 @@ class Network:
         if here != there:
             link = self._need("hosts")
             if link.pairs:
-                return _path(link, ("pair", min(here, there), max(here, there)))
+                return _path(link, Channel("pair", (min(here, there), max(here, there)), "both", link.kind))
             if link.shared:
-                return _path(link, ("out", here), ("in", there))
-            return _path(link, ("out", source), ("in", target))
+                return _path(link, Channel("host", here, "out", link.kind), Channel("host", there, "in", link.kind))
+            return _between_ranks(link, source, target)
         place, other = self.layout.place_of(source), self.layout.place_of(target)
         memory = self.cluster.link("host-device")
         if memory and (place is None or other is None):
             return self._to_memory(memory, source, target, sockets)
         link = self.cluster.link_between(place or 0, other or 0) or self._need("devices")
         if link.shared:
-            return _path(link, ("host", here))
-        return _path(link, ("out", source, link.kind), ("in", target, link.kind))
+            return _path(link, Channel("host", here, "both", link.kind))
+        return _between_ranks(link, source, target)
 
     def _to_memory(self, link: Link, source: int, target: int, sockets: bool) -> Path:
         """Every device has lanes of its own; the memory, or the process that serves from it, is there for all."""
         if link.shared:
-            return _path(link, ("host", self.layout.host_of(source)))
+            return _path(link, Channel("host", self.layout.host_of(source), "both", link.kind))
         serving = SOCKET_GBps if sockets else HOST_MEMORY_GBps
-        out, into = ("out", source, link.kind), ("in", target, link.kind)
-        ends = {end: link.GBps if self.layout.place_of(end[1]) is not None else serving for end in (out, into)}
-        return Path(link.latency_us * 1e-6, tuple((end, 1 / (GBps * GIGA)) for end, GBps in ends.items()))
+        speeds = [link.GBps if self.layout.place_of(end) is not None else serving for end in (source, target)]
+        ends = (Channel("rank", source, "out", link.kind), Channel("rank", target, "in", link.kind))
+        channels = tuple((end, 1 / (GBps * GIGA)) for end, GBps in zip(ends, speeds, strict=True))
+        return Path(link.latency_us * 1e-6, channels)
 
     def _need(self, between: str) -> Link:
         link = self.cluster.link(between)  # type: ignore[arg-type]
         if link is None:
             raise UserError(f'{self.cluster.name} has no [[link]] with between = "{between}"')
         return link
+
+
+def _between_ranks(link: Link, source: int, target: int) -> Path:
+    return _path(link, Channel("rank", source, "out", link.kind), Channel("rank", target, "in", link.kind))
 
 
 def _path(link: Link, *channels: Channel) -> Path:
@@ -103,3 +117,33 @@ class Traffic:
             self.free[channel] = max(self.free[channel], ready) + send.bytes * seconds_per_byte
             end = max(end, self.free[channel])
         return end + path.latency_seconds
+
+    def carry_alike(self, send: Send, count: int, ready: float) -> float:
+        """The same for so many whose lower ends are ranks in a row: one of each kind of host stands for its others."""
+        end = ready
+        for host, first, here, alike in self._hosts(send, count):
+            one = replace(send, source=first) if send.source < send.target else replace(send, target=first)
+            path = self.path(one)
+            for channel, seconds_per_byte in path.channels:
+                # What belongs to a rank or a host carries its own bytes, the other end carries everybody's.
+                times = here * alike
+                if (channel.owner, channel.number) == ("rank", first):
+                    times = 1
+                elif (channel.owner, channel.number) == ("host", host):
+                    times = here
+                self.free[channel] = max(self.free[channel], ready) + times * send.bytes * seconds_per_byte
+                end = max(end, self.free[channel] + path.latency_seconds)
+        return end
+
+    def _hosts(self, send: Send, count: int) -> Iterator[tuple[int, int, int, int]]:
+        """(host, its first rank, how many of its ranks, how many hosts like it) of alike sends."""
+        layout = self.network.layout
+        first, end = min(send.source, send.target), min(send.source, send.target) + count
+        inside = layout.host_of(max(send.source, send.target))
+        seen: dict[tuple[int, bool], list[int]] = {}
+        for host in range(layout.host_of(first), layout.host_of(end - 1) + 1):
+            start = layout.first_of(host)
+            here = min(end, start + layout.per_host[host]) - max(first, start)
+            seen.setdefault((here, host == inside), []).append(host)
+        for (here, _), hosts in seen.items():
+            yield hosts[0], max(first, layout.first_of(hosts[0])), here, len(hosts)

@@ -14,7 +14,7 @@ from scalewise.simulation.conduct import Conduct
 from scalewise.simulation.network import Network, Traffic
 from scalewise.simulation.price import collective_seconds
 from scalewise.simulation.queues import run
-from scalewise.simulation.spans import spans_of
+from scalewise.simulation.spans import spans_of, taking_part
 from scalewise.timeline import Timeline
 
 Seconds = Callable[[str, int], float]
@@ -97,7 +97,7 @@ class _Step:
         self.device_free: dict[int, float] = defaultdict(float)
         self.group_free = 0.0
         self.starts = [0.0] * len(plan.operations)
-        self.computing = {each.rank for each in plan.operations if not (each.send or each.collective)}
+        self.computing = sorted({each.rank for each in plan.operations if not (each.send or each.collective)})
 
     def run(self) -> Simulated:
         ends = run([operation.after for operation in self.operations], self._place)
@@ -108,7 +108,7 @@ class _Step:
         if operation.collective:
             return self._exchange(position, operation.collective, ready)
         if operation.send:
-            return self._send(position, operation.send, ready)
+            return self._send(position, operation, operation.send, ready)
         self.starts[position] = start = max(ready, self.device_free[operation.rank])
         length = self.seconds(operation.phase, operation.samples) * operation.share
         self.device_free[operation.rank] = end = start + length * self.simulator.pace(operation.rank, operation.count)
@@ -125,12 +125,14 @@ class _Step:
             self._take(rank, start, length, through)
         return end
 
-    def _send(self, position: int, send: Send, ready: float) -> float:
+    def _send(self, position: int, operation: Operation, send: Send, ready: float) -> float:
         self.starts[position] = ready
         length = send.bytes * self.traffic.path(send).seconds_per_byte
-        for rank in (send.source, send.target):
-            self._take(rank, ready, length, send.bytes)
-        return self.traffic.carry(send, ready)
+        count, upper = operation.count, max(send.source, send.target)
+        for rank in taking_part(operation, self.computing):
+            times = count if rank == upper else 1
+            self._take(rank, ready, times * length, times * send.bytes)
+        return self.traffic.carry(send, ready) if count == 1 else self.traffic.carry_alike(send, count, ready)
 
     def _take(self, rank: int, start: float, length: float, bytes: float) -> None:
         """A transfer costs the device the seconds that do not overlap, and those that its own cores copy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -19,12 +20,12 @@ def spans_of(operations: Sequence[Operation], starts: Sequence[float], ends: Seq
     for position, operation in enumerate(operations):
         if not _between(operation):
             computing[operation.rank].append(position)
+    ranks = sorted(computing)
     for position, operation in enumerate(operations):
         if _between(operation):
             start = starts[position]
             spans.append(Span(operation.rank, operation.phase, start, ends[position] - start, "network"))
-            send = operation.send
-            for rank in (send.source, send.target) if send else list(computing):
+            for rank in taking_part(operation, ranks):
                 touching[rank].append(position)
     step_end = max(ends)
     for rank, positions in computing.items():
@@ -72,6 +73,16 @@ class _Waits:
             if self.starts[position] < end and self.ends[position] > start:
                 return self.operations[position].phase
         return "idle"
+
+
+def taking_part(operation: Operation, ranks: Sequence[int]) -> list[int]:
+    """Which of the ranks that compute, in order, a transfer touches."""
+    if operation.send is None:
+        return list(ranks)
+    lower, upper = sorted((operation.send.source, operation.send.target))
+    first, end = bisect_left(ranks, lower), bisect_left(ranks, lower + operation.count)
+    other = bisect_left(ranks, upper)
+    return [*ranks[first:end], *ranks[other : other + (other < len(ranks) and ranks[other] == upper)]]
 
 
 def _between(operation: Operation) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scalewise.collectives import point_to_point
 from scalewise.plan import Footprint, Plan, PlanBuilder
 from scalewise.strategies.pieces import pieces_of
-from scalewise.strategies.shares import share_sizes
+from scalewise.strategies.shares import alike_shares
 
 ELEMENT_BYTES = 4
 HEADER_BYTES = 8
@@ -20,24 +20,27 @@ def served_plan(footprint: Footprint, workers: int, batch: int, servers: int, pi
     server                                    | update 2   | update 1 ...
     """
     builder = PlanBuilder()
-    samples = share_sizes(batch, workers)
-    ranks = range(workers)
+    alike = alike_shares(batch, workers)
     total = sum(footprint.parameter_bytes) // ELEMENT_BYTES
     pieces = pieces_of(total, ELEMENT_BYTES, servers, piece_MB)
-    done = {rank: builder.compute("load", rank, samples[rank]) for rank in ranks}
-    for rank in ranks:
-        for server in range(servers):
-            builder.transfer("push", point_to_point("gloo", rank, workers + server, HEADER_BYTES), {})
+
+    def every(phase: str, after: dict[int, tuple[int, ...]], share: float = 1.0) -> dict[int, tuple[int, ...]]:
+        return {
+            first: builder.compute(phase, first, samples, after[first], share, count) for first, count, samples in alike
+        }
+
+    done = every("load", {first: () for first, _, _ in alike})
+    for server in range(servers):
+        builder.transfer("push", point_to_point("gloo", 0, workers + server, HEADER_BYTES), {}, workers)
     for phase in ("forward", "loss"):
-        done = {rank: builder.compute(phase, rank, samples[rank], done[rank]) for rank in ranks}
+        done = every(phase, done)
     for piece in reversed(pieces):
         share = piece.elements / total
         size, server = piece.elements * ELEMENT_BYTES, workers + piece.server
-        done = {rank: builder.compute("backward", rank, samples[rank], done[rank], share) for rank in ranks}
+        done = every("backward", done, share)
         arrived: tuple[int, ...] = ()
-        for rank in ranks:
-            arrived += builder.transfer("push", point_to_point("gloo", rank, server, size), done)[server]
+        for first, count, _ in alike:
+            arrived += builder.transfer("push", point_to_point("gloo", first, server, size), done, count)[server]
         updated = {server: builder.compute("update", server, batch, arrived, share)}
-        for rank in ranks:
-            builder.transfer("pull", point_to_point("gloo", server, rank, size), updated)
+        builder.transfer("pull", point_to_point("gloo", server, 0, size), updated, workers)
     return builder.plan()

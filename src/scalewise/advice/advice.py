@@ -1,0 +1,111 @@
+"""The answer of `scalewise advise`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from scalewise.advice.rows import Row
+from scalewise.advice.verdict import Verdict
+from scalewise.clusters.cluster import Cluster
+from scalewise.prediction.predict import Predictor
+from scalewise.results.printable import Printable
+from scalewise.results.profile import ProfileDocument
+from scalewise.results.units import seconds_text
+
+MARKS = {"measured": "", "interpolated": "~", "extrapolated": "?"}
+COLUMNS = ("strategy", "n", "each", "step", "90 %", "epoch", "speed-up", "limit")
+LEFT = ("strategy", "limit")
+
+
+@dataclass(frozen=True)
+class Advice(Printable):
+    profile: ProfileDocument
+    source: str
+    """Where the profile comes from."""
+    cluster: Cluster
+    rows: Sequence[Row]
+    verdict: Verdict
+
+    def write_trace(self, path: Path) -> None:
+        """The simulated step of the best row, for Perfetto."""
+        best = self.verdict.best.prediction
+        step = Predictor(self.profile, self.cluster).simulate(best.strategy, best.devices, best.batch)
+        step.timeline.write_chrome_trace(path)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "workload": self.profile.workload,
+            "cluster": self.cluster.name,
+            "profile": {
+                "source": self.source,
+                "device": self.profile.device,
+                "execution": self.profile.execution,
+                "parameter_bytes": self.profile.parameter_bytes,
+                "samples_per_epoch": self.profile.samples_per_epoch,
+                "batches": [step.batch for step in self.profile.steps],
+            },
+            "rows": [row.to_json() for row in self.rows],
+            "verdict": self.verdict.to_json(),
+        }
+
+    def __rich__(self) -> RenderableType:
+        parts: list[RenderableType] = [
+            Text(self.verdict.reason, "bold green" if self.verdict.add_devices else "bold yellow"),
+            Text(),
+        ]
+        for batch in dict.fromkeys(row.prediction.batch for row in self.rows):
+            parts += [
+                Text(f"{self.profile.workload} on {self.cluster.name}, batch {batch:,}", "bold"),
+                self._table([row for row in self.rows if row.prediction.batch == batch]),
+                Text(),
+            ]
+        parts.append(Text(self._footnote(), "dim"))
+        if self.verdict.changes:
+            parts += [Text(), Text("What else could be done, as the speed-up over one device:")]
+            parts += [Text(f"  {change.speedup:5.2f}  {change.change}") for change in self.verdict.changes]
+        return Group(*parts)
+
+    def _table(self, rows: Sequence[Row]) -> Table:
+        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
+        priced = self.cluster.price_per_hour is not None
+        for title in (*COLUMNS, *(("cost",) if priced else ())):
+            table.add_column(
+                title, justify="left" if title in LEFT else "right", no_wrap=title != "strategy", overflow="fold"
+            )
+        before = ""
+        for row in rows:
+            made = row.prediction
+            table.add_row(
+                row.name if row.name != before else "",
+                str(made.devices),
+                f"{made.batch_per_device:,}{MARKS[made.known]}",
+                seconds_text(made.seconds),
+                f"-{1 - made.low / made.seconds:.0%}+{made.high / made.seconds - 1:.0%}",
+                seconds_text(made.epoch_seconds),
+                "-" if row.speedup is None else f"{row.speedup:.2f}",
+                made.bottleneck,
+                *((_dollars(row.cost_per_epoch),) if priced else ()),
+                style="bold" if row is self.verdict.best else "",
+            )
+            before = row.name
+        return table
+
+    def _footnote(self) -> str:
+        known = {row.prediction.known for row in self.rows}
+        notes = [f"Predicted from {self.source}. n: devices; each: samples on one; 90 %: how far the interval reaches."]
+        notes += ["~ interpolated between profiled batches."] if "interpolated" in known else []
+        notes += ["? outside of them, a guess."] if "extrapolated" in known else []
+        return " ".join(notes)
+
+
+def _dollars(cost: float | None) -> str:
+    if cost is None:
+        return "-"
+    return f"${cost:,.0f}" if cost >= 100 else f"${cost:.2f}"

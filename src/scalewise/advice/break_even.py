@@ -1,0 +1,73 @@
+"""The batch and the bandwidth from which several devices are faster than one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from scalewise.clusters.cluster import Cluster
+from scalewise.prediction.predict import Predictor
+from scalewise.simulation.layout import packed
+from scalewise.strategies.single import Single
+from scalewise.strategies.strategy import Strategy
+
+FASTEST_GBps = 10_000.0
+SLOWEST_GBps = 1e-3
+LARGEST_BATCH = 2**24
+PRECISION = 1.01
+"""Bandwidths closer than this are one."""
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """None where no batch, or no bandwidth, would do it."""
+
+    batch: int | None
+    bandwidth_GBps: float | None
+
+
+def break_even(predictor: Predictor, strategy: Strategy, devices: int, batch: int) -> BreakEven:
+    return BreakEven(_batch(predictor, strategy, devices), _bandwidth(predictor, strategy, devices, batch))
+
+
+def _faster(predictor: Predictor, strategy: Strategy, devices: int, batch: int) -> bool:
+    spread = predictor.simulate(strategy, devices, batch).step_seconds
+    return spread < predictor.simulate(Single(), 1, batch).step_seconds
+
+
+def _batch(predictor: Predictor, strategy: Strategy, devices: int) -> int | None:
+    """The smallest one from which on they are faster, as far as a device's memory reaches."""
+    tried = devices
+    while not _faster(predictor, strategy, devices, tried):
+        tried *= 2
+        if tried > LARGEST_BATCH or not predictor.predict(strategy, devices, tried, samples=tried).fits:
+            return None
+    low, high = tried // 2, tried
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _faster(predictor, strategy, devices, middle) else (middle, high)
+    return high
+
+
+def _bandwidth(predictor: Predictor, strategy: Strategy, devices: int, batch: int) -> float | None:
+    """Of the slowest link that is crossed: between hosts where there are several, else inside one."""
+    profile, cluster = predictor.profile, predictor.cluster
+    between = "hosts" if packed(cluster, devices).hosts > 1 else "devices"
+
+    def faster(GBps: float) -> bool:
+        return _faster(Predictor(profile, _with(cluster, between, GBps)), strategy, devices, batch)
+
+    if not faster(FASTEST_GBps):
+        return None
+    low, high = SLOWEST_GBps, FASTEST_GBps
+    while high / low > PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if faster(middle) else (middle, high)
+    return high
+
+
+def _with(cluster: Cluster, between: str, GBps: float) -> Cluster:
+    """Inside a host all of its links: to other devices and to memory."""
+    kinds = ("hosts",) if between == "hosts" else ("devices", "host-device")
+    links = tuple(replace(link, GBps=GBps) if link.between in kinds else link for link in cluster.links)
+    return replace(cluster, links=links, measured=())

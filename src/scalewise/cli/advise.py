@@ -1,0 +1,77 @@
+"""`scalewise advise`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scalewise.cli import options
+from scalewise.cli.lists import whole_numbers
+from scalewise.errors import UserError
+
+
+def advise(
+    workload: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[WORKLOAD]",
+            help="As for train, or a published model beside --step-time (ResNet-50, BERT base).",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="A name of `scalewise list clusters`, a TOML file, or '8 x a100-nvlink, 4 hosts, 100gbe'.",
+            show_default=False,
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="What one device costs, as `scalewise profile` writes it.", show_default=False)
+    ] = None,
+    step_time: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS@BATCH", help="One measured step of one device: 0.062@32.", show_default=False),
+    ] = None,
+    strategy: Annotated[
+        list[str] | None, typer.Option(help="Which to look at; repeat it.", show_default="all there are")
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Counts, a comma list.", show_default="1, 2, 4, ... and all")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="Global batches, a comma list; the verdict is on the first.", show_default=False)
+    ] = None,
+    batch_per_device: Annotated[
+        int | None, typer.Option(help="The batch of every device instead, over all of them.", show_default=False)
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples per epoch.", show_default="the profile's")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the best row's simulated step as a Chrome trace.", show_default=False)
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Predict strategies x devices x batches on a cluster from one device, and say whether more would be faster."""
+    from scalewise.cli.output import show
+    from scalewise.verbs.advise import advise as verb
+
+    if batch and batch_per_device:
+        raise UserError("give --batch or --batch-per-device, not both")
+    if samples is not None and samples < 1:
+        raise UserError(f"--samples is {samples}; it must be 1 or more")
+    result = verb(
+        workload,
+        profile=profile,
+        step_time=step_time,
+        cluster=cluster,
+        strategy=strategy or (),
+        devices=whole_numbers("--devices", devices) if devices else (),
+        batch=whole_numbers("--batch", batch) if batch else (),
+        batch_per_device=batch_per_device,
+        samples=samples,
+    )
+    if trace:
+        result.write_trace(trace)
+    show(result, json)

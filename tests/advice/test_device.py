@@ -1,0 +1,25 @@
+"""When two names mean one device."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalewise.advice.device import same_device
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("NVIDIA GeForce GTX 1080 Ti", "GTX 1080 Ti"),
+        ("NVIDIA H200", "H200-SXM5"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("Tesla K80", "Tesla K80 (one GK210)"),
+    ],
+)
+def test_the_same_card_under_two_names(one: str, other: str) -> None:
+    assert same_device(one, other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("GTX 1080", "GTX 1080 Ti"), ("NVIDIA H100", "H200-SXM5"), ("EPYC", "T4")])
+def test_different_cards_with_similar_names(one: str, other: str) -> None:
+    assert not same_device(one, other)

@@ -1,0 +1,103 @@
+"""`scalewise advise` from the command line: no torch where a profile or a figure is given."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scalewise.published.stevens import stevens_profile
+from scalewise.results.profile import Profile
+from tests.command import Run, command
+
+STUDY = ("--cluster", "4x-gtx-1080-ti", "--batch", "100")
+
+
+def test_the_document_has_what_the_contract_names(scalewise: Run) -> None:
+    said = scalewise("advise", "linear", *STUDY, "--json")
+    document = json.loads(said.stdout)
+    assert said.code == 0
+    assert set(document) == {"workload", "cluster", "profile", "rows", "verdict"}
+    assert set(document["verdict"]) >= {"add_devices", "best", "bottleneck", "reason", "break_even"}
+    assert set(document["verdict"]["break_even"]) == {"batch", "bandwidth_GBps"}
+    for row in document["rows"]:
+        assert set(row) >= {
+            "strategy", "options", "devices", "hosts", "batch", "batch_per_device", "step_seconds", "epoch_seconds",
+            "speedup", "efficiency", "bottleneck", "phases", "memory_bytes", "fits", "extrapolated", "cost_per_epoch",
+        }  # fmt: skip
+        assert row["step_seconds"]["low"] < row["step_seconds"]["predicted"] < row["step_seconds"]["high"]
+    assert document["verdict"]["add_devices"] is False
+
+
+def test_people_read_the_verdict_first_in_a_table_that_fits(scalewise: Run) -> None:
+    said = scalewise("advise", "conv", *STUDY)
+    assert said.stdout.startswith("Use mirrored on 4 x GTX 1080 Ti")
+    assert max(map(len, said.stdout.splitlines())) <= 80
+
+
+def test_a_profile_file_is_enough(scalewise: Run, tmp_path: Path) -> None:
+    path = tmp_path / "conv.json"
+    Profile(stevens_profile("conv")).write(path)
+    said = scalewise("advise", "--profile", path, *STUDY, "--json")
+    assert json.loads(said.stdout)["workload"] == "conv"
+
+
+def test_so_is_a_published_figure_of_a_published_model(scalewise: Run) -> None:
+    said = scalewise("advise", "ResNet-50", "--step-time", "0.1@64", "--cluster", "8x-a100-nvlink", "--json")
+    document = json.loads(said.stdout)
+    assert document["rows"][0]["step_seconds"]["predicted"] == pytest.approx(0.1)
+    assert document["verdict"]["best"]["devices"] == 8
+
+
+def test_the_batch_of_each_device_can_be_given_instead(scalewise: Run) -> None:
+    said = scalewise(
+        "advise", "conv", "--cluster", "4x-gtx-1080-ti", "--batch-per-device", 50, "--devices", 4, "--json"
+    )
+    rows = json.loads(said.stdout)["rows"]
+    assert {(row["devices"], row["batch"]) for row in rows} == {(1, 200), (4, 200)}
+
+
+def test_the_best_rows_step_opens_in_perfetto(scalewise: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    scalewise("advise", "conv", *STUDY, "--trace", path)
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {event["name"] for event in events} >= {"forward", "backward", "reduce"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["linear"], ["no cluster named", "scalewise list clusters"]),
+        (["--cluster", "4x-gtx-1080-ti"], ["name a WORKLOAD, or give --profile FILE"]),
+        (["linear", "--cluster", "4x-gtx"], ["unknown cluster '4x-gtx'", "4x-gtx-1080-ti"]),
+        (["linear", *STUDY, "--devices", "8"], ["4x-gtx-1080-ti has 1 to 4 devices, not 8"]),
+        (["linear", *STUDY, "--strategy", "mirored"], ["unknown strategy 'mirored'"]),
+        (["linear", *STUDY, "--step-time", "fast"], ["--step-time is 'fast'; write SECONDS@BATCH, as in 0.062@32"]),
+        (["linear", *STUDY, "--step-time", "0@32"], ["--step-time is '0@32'"]),
+        (["linear", *STUDY, "--step-time", "1.2.3@32"], ["--step-time is '1.2.3@32'"]),
+        (["linear", *STUDY, "--batch-per-device", "3"], ["give --batch or --batch-per-device, not both"]),
+        (["--profile", "none.json", *STUDY], ["cannot read the profile none.json"]),
+    ],
+)
+def test_bad_input_is_one_sentence(scalewise: Run, arguments: list[str], parts: list[str]) -> None:
+    scalewise("advise", *arguments).refused(2, *parts)
+
+
+def test_seconds_of_one_device_are_not_put_beside_the_links_of_another(scalewise: Run, tmp_path: Path) -> None:
+    path = tmp_path / "conv.json"
+    Profile(stevens_profile("conv")).write(path)
+    said = scalewise("advise", "--profile", path, "--cluster", "8x-a100-nvlink")
+    said.refused(2, "the profile is of conv on GTX 1080 Ti, but 8x-a100-nvlink has A100-SXM4-80GB", "--step-time")
+
+
+@pytest.mark.parametrize("line", ["advise linear --cluster 4x-gtx-1080-ti", "validate stevens", "list clusters"])
+def test_no_torch_is_imported(line: str) -> None:
+    imported = [sys.executable, "-X", "importtime", *command(*line.split())[1:]]
+    said = subprocess.run(imported, capture_output=True, text=True, check=False)
+    modules = {row.rpartition("|")[2].strip() for row in said.stderr.splitlines() if row.startswith("import time:")}
+    assert said.returncode == 0
+    assert "scalewise.clusters.catalogue" in modules
+    assert not modules & {"torch", "numpy", "matplotlib", "psutil"}
