@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scalewise.experiments.choke_map_figure import shade
+from scalewise.experiments.choke_map_figure import edges, shade
 from scalewise.experiments.choke_map_plane import Spot, border, explained_by_ratio, words
 
 
@@ -39,3 +39,8 @@ def test_the_map_is_told_in_words() -> None:
 
 def test_even_is_the_middle_of_the_colours() -> None:
     assert [shade(speedup) for speedup in (0.1, 0.25, 1.0, 1.5, 2.0, 3.0)] == [0.0, 0.0, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_tiles_meet_half_way_on_a_logarithmic_axis() -> None:
+    assert edges([10, 1000]) == pytest.approx([1, 100, 10_000])
+    assert edges([10]) == [5, 20]

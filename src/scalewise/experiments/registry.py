@@ -36,6 +36,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         "memory bandwidth, a convolution over batch sizes, tasks too small to move, cores left free",
         "scalewise.experiments.gpu_vs_cpu",
     ),
+    "choke-map": Experiment(
+        "synthetic models over the plane of model size and compute per sample: who gains from a second device",
+        "scalewise.experiments.choke_map",
+    ),
     "sync-vs-async": Experiment(
         "seconds to a loss, synchronous against asynchronous: equal devices, a straggler, a death, a slow link",
         "scalewise.experiments.sync_vs_async",

@@ -1,0 +1,107 @@
+"""The study's future work: synthetic models over the plane of size and compute, and who gains from two devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+
+from scalewise.atomic import write_atomically
+from scalewise.errors import RunFailed
+from scalewise.experiments.choke_map_figure import draw_map
+from scalewise.experiments.choke_map_plane import Spot, words
+from scalewise.findings.cell import Series
+from scalewise.findings.series import series_of
+from scalewise.findings.speedup import speedups
+from scalewise.results.experiment import ExperimentResult
+from scalewise.results.measured import cell_line
+from scalewise.results.store import Store
+from scalewise.spec import parse_spec
+from scalewise.verbs.describe import describe
+from scalewise.verbs.measure import measure
+from scalewise.verbs.report import remarks_on
+
+STRATEGY, DEVICES, BATCH = "mirrored", 2, 8
+PARAMETERS = (30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
+FLOPS = (300_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000, 300_000_000, 1_000_000_000)
+QUICK_PARAMETERS = (100_000, 1_000_000, 10_000_000)
+QUICK_FLOPS = (1_000_000, 10_000_000, 100_000_000)
+KNOWN_MODELS = ("linear", "conv", "unet", "transformer")
+
+
+def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult:
+    """About a minute if quick, most of an hour if not. A folder with measurements is gone on with."""
+    sizes, computes = (QUICK_PARAMETERS, QUICK_FLOPS) if quick else (PARAMETERS, FLOPS)
+    tell(f"{len(sizes) * len(computes)} synthetic models on one device and on two, batch {BATCH} ...")
+    result = measure(
+        [name_of(parameters, flops) for parameters, flops in product(sizes, computes)],
+        out=out,
+        strategy=("single", STRATEGY),
+        devices=[DEVICES],
+        batch=[BATCH],
+        execution="eager",  # on a GPU a graph on one device would be compared with eager ranks
+        interval=5.0 if quick else 2.0,
+        budget=2.0 if quick else 20.0,
+        budget_total=80.0 if quick else None,
+        resume=True,
+        on_cell=lambda cell: tell(f"  {cell_line(cell)}"),
+    )
+    series = series_of(Store.read(out), Store.environments(out))
+    spots = spots_of(series)
+    if not spots:
+        raise RunFailed(f"no model was timed both on one device and on {DEVICES}; see {out / 'measurements.jsonl'}")
+    not_begun = f"{result.not_begun} cells were not begun for lack of time; the same command goes on with them"
+    remarks = [*([not_begun] if result.not_begun else []), *remarks_on(result.measurements)]
+    return conclude(out, spots, series[0].machine, remarks, len(result.failed))
+
+
+def name_of(parameters: int, flops: int) -> str:
+    return f"synthetic:parameters={parameters},flops={flops}"
+
+
+def spots_of(series: Sequence[Series]) -> list[Spot]:
+    """Where each model that was timed both ways lies, and its speed-up."""
+    found = []
+    for each in series:
+        options = parse_spec(each.workload).options
+        for speedup in speedups(each):
+            if (speedup.devices, speedup.batch) == (DEVICES, BATCH):
+                found.append(Spot(int(options["parameters"]), int(options["flops"]), speedup.speedup))
+    return sorted(found, key=lambda spot: (spot.parameters, spot.flops))
+
+
+def conclude(
+    out: Path, spots: Sequence[Spot], machine: str, remarks: Sequence[str] = (), failed: int = 0
+) -> ExperimentResult:
+    """The map and what it shows."""
+    described = {name: describe(name) for name in KNOWN_MODELS}
+    marked = {name: (each.parameters, each.flops_per_sample) for name, each in described.items()}
+    found = words(spots, BATCH)
+    title = f"Who gains from a second device ({STRATEGY}, global batch {BATCH})"
+    subtitle = (
+        "Tiles: synthetic models. Stars: the study's and the built-in ones. Dashed: two devices take as long as one."
+    )
+    figures = draw_map(spots, marked, title, machine, subtitle, out)
+    page, numbers = out / "findings.md", out / "choke-map.json"
+    computes = sorted({spot.flops for spot in spots})
+    result = ExperimentResult(
+        "choke-map",
+        [*found, *remarks],
+        ["parameters", *(f"{flops:.0e} flops" for flops in computes)],
+        [_row(parameters, computes, spots) for parameters in sorted({spot.parameters for spot in spots})],
+        figures,
+        [page, numbers],
+        {"spots": [asdict(spot) for spot in spots], "known_models": marked, "batch": BATCH, "strategy": STRATEGY},
+        headline=f"Found on {machine}: {found[0]}",
+        failed=failed,
+    )
+    write_atomically(numbers, json.dumps(result.to_json(), indent=2).encode())
+    write_atomically(page, result.to_markdown().encode())
+    return result
+
+
+def _row(parameters: int, computes: Sequence[int], spots: Sequence[Spot]) -> list[str]:
+    speedup = {spot.flops: spot.speedup for spot in spots if spot.parameters == parameters}
+    return [f"{parameters:.0e}", *(f"{speedup[flops]:.2f}x" if flops in speedup else "-" for flops in computes)]

@@ -1,0 +1,43 @@
+"""The choke map from measured cells to its page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from scalewise.experiments import choke_map
+from scalewise.experiments.choke_map import conclude, name_of, spots_of
+from scalewise.experiments.choke_map_plane import Spot
+from scalewise.findings.cell import Cell, Series
+from scalewise.workloads.resolve import resolve
+
+
+def timed(parameters: int, flops: int, one: float, two: float, batch: int = choke_map.BATCH) -> Series:
+    return Series(name_of(parameters, flops), "mirrored", (Cell(1, batch, 100, one), Cell(2, batch, 100, two)))
+
+
+def test_every_model_of_the_plane_can_be_built() -> None:
+    for parameters in choke_map.PARAMETERS:
+        for flops in choke_map.FLOPS:
+            assert resolve(name_of(parameters, flops)).name == name_of(parameters, flops)
+
+
+def test_spots_are_the_models_timed_on_one_and_on_two_devices() -> None:
+    lone = Series(name_of(9, 9), "single", (Cell(1, choke_map.BATCH, 100, 1.0),))
+    other_batch = timed(7, 7, 1.0, 2.0, batch=999)
+    assert spots_of([timed(100_000, 10**7, 1.0, 2.0), timed(1000, 10**6, 3.0, 2.0), lone, other_batch]) == [
+        Spot(1000, 10**6, 1.5),
+        Spot(100_000, 10**7, 0.5),
+    ]
+
+
+def test_the_map_is_drawn_with_the_known_models_and_told(tmp_path: Path) -> None:
+    spots = [Spot(10**5, 10**6, 0.4), Spot(10**5, 10**8, 1.7), Spot(10**7, 10**6, 0.2), Spot(10**7, 10**8, 0.9)]
+    result = conclude(tmp_path, spots, "a machine")
+    assert result.headline.startswith("Found on a machine: 1 of 4 models gain from a second device")
+    assert result.rows == [["1e+05", "0.40x", "1.70x"], ["1e+07", "0.20x", "0.90x"]]
+    document = json.loads((tmp_path / "choke-map.json").read_text())
+    assert document["known_models"]["linear"] == [12_102_220, 24_202_200]
+    assert document["known_models"]["conv"][0] == 376_200
+    assert "![choke-map](choke-map.png)" in (tmp_path / "findings.md").read_text()
+    assert ">1.70<" in (tmp_path / "choke-map.svg").read_text()
