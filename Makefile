@@ -23,8 +23,9 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 	@echo "Ready: $(BIN)/scalewise --help"
 
-demo: $(READY)  ## one device, then two: who gains, who chokes
-	@$(BIN)/python examples/demo.py
+demo: $(READY)  ## the 2020 study on this machine, in minutes: who gains from a second device, who chokes
+	@echo "Two models of spoken digits on one device and on two; a device is a CPU core here. About 3 minutes."
+	@$(BIN)/scalewise reproduce stevens --quick --out demo
 
 test: $(READY)  ## all tests: real processes, sockets and namespaces, in minutes
 	@$(BIN)/pytest

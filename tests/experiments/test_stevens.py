@@ -84,4 +84,4 @@ def test_it_measures_draws_and_goes_on_with_what_is_there(tmp_path: Path, monkey
     told.clear()
     monkeypatch.setattr(stevens, "conclude", lambda *_: first)
     stevens.run(tmp_path / "out", True, told.append)
-    assert told[1].strip().startswith("2 cells of linear were in")
+    assert told[1].strip().startswith("2 cells of linear are in")

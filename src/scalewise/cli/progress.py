@@ -52,12 +52,12 @@ def telling(what: str) -> Iterator[Callable[[str], None]]:
     """Lines about work under way: for people above a spinner, for a log file as they are."""
     console = Console(stderr=True, highlight=False)
     if not sys.stderr.isatty():
-        yield lambda line: console.print(line, markup=False)
+        yield lambda line: console.print(line, markup=False, soft_wrap=True)
         return
     with console.status(what) as status:
 
         def tell(line: str) -> None:
-            console.print(line, style="dim", markup=False)
+            console.print(line, style="dim", markup=False, soft_wrap=True)
             status.update(what)
 
         yield tell

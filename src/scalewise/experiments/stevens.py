@@ -81,7 +81,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
             on_cell=lambda cell: tell(f"  {cell_line(cell)}"),
         )
         if result.resumed:
-            tell(f"  {result.resumed} cells of {grid.workload} were in {out} already")
+            tell(f"  {result.resumed} cells of {grid.workload} are in {out} already; another --out measures anew")
         failed += len(result.failed)
         not_begun += result.not_begun
     tell("drawing ...")
