@@ -24,7 +24,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Ready: $(BIN)/scalewise --help"
 
 demo: $(READY)  ## the 2020 study on this machine, in minutes: who gains from a second device, who chokes
-	@echo "Two models of spoken digits on one device and on two; a device is a CPU core here. About 3 minutes."
+	@echo "Two models of spoken digits on one device and on two (CPU cores where there is no GPU): about 3 minutes."
 	@$(BIN)/scalewise reproduce stevens --quick --out demo
 
 test: $(READY)  ## all tests: real processes, sockets and namespaces, in minutes
