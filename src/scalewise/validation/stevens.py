@@ -39,7 +39,10 @@ def stevens_tables() -> list[Table]:
     predictors = {workload: Predictor(stevens_profile(workload), cluster) for workload in MODELS}
     profiled = [row for row in rows if -(-row.batch // row.devices) >= FEWEST_PROFILED]
     below = [row for row in rows if row not in profiled]
-    fitted = "one bandwidth, from the cell {} on {} GPUs at batch {}, which is left out".format(*FITTED)
+    fitted = (
+        "one bandwidth, from the cell {} on {} GPUs at batch {}, left out; from its other batches of 20 or more the "
+        "median is 1.4 to 2.3 %"
+    ).format(*FITTED)
     return [
         Table(
             "stevens",

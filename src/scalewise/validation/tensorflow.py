@@ -35,25 +35,32 @@ Alone = dict[tuple[str, ...], float]
 
 
 def tensorflow_tables() -> list[Table]:
+    return [catalogue_table(), fitted_table()]
+
+
+def _measured() -> tuple[list[TensorFlowRow], Alone]:
+    """Rows of several devices whose series has one of one device, and those."""
     alone = {row.series: row.step_seconds for row in load_tensorflow() if row.devices == 1}
-    rows = [row for row in load_tensorflow() if row.devices > 1 and row.series in alone]
+    return [row for row in load_tensorflow() if row.devices > 1 and row.series in alone], alone
+
+
+def catalogue_table() -> Table:
+    rows, alone = _measured()
     cells = [_cell(row, alone[row.series], _cluster(row)) for row in rows]
-    return [
-        Table(
-            "tensorflow",
-            cells,
-            "partly",
-            "links are the catalogue's; overlap and slowdown of TensorFlow were read off this table",
-            SOURCE.citation,
-            {"median": 4, "p90": 10},
-            by(cells, [row.variables for row in rows]),
-        ),
-        _fitted_table(rows, alone),
-    ]
+    return Table(
+        "tensorflow",
+        cells,
+        "partly",
+        "links are the catalogue's; overlap and slowdown of TensorFlow were read off this table",
+        SOURCE.citation,
+        {"median": 4, "p90": 10},
+        by(cells, [row.variables for row in rows]),
+    )
 
 
-def _fitted_table(rows: list[TensorFlowRow], alone: Alone) -> Table:
+def fitted_table() -> Table:
     """Rows of whose machine and variables other models were measured as well."""
+    rows, alone = _measured()
     cells: list[Cell] = []
     names: list[str] = []
     for machine, variables, model in sorted({(row.machine, row.variables, row.model) for row in rows}):
