@@ -17,7 +17,9 @@ QUICK = {
     "list workloads --json": 0,
     "describe --help": 0,
     "train --help": 0,
+    "measure --help": 0,
     "train linear --strategy singel": 2,
+    "measure linear --strategy singel --out sweep": 2,
     "train linear --device-kind gpu": 2,
 }
 HEAVY = ("torch", "numpy", "matplotlib", "psutil")
