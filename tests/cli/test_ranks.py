@@ -16,7 +16,7 @@ from tests.command import Run, finish, start
 RANKS = ("--devices", 2, "--device-kind", "cpu", "--batch", 8)
 
 
-@pytest.mark.parametrize("strategy", ["data-parallel", "mirrored", "ring"])
+@pytest.mark.parametrize("strategy", ["data-parallel", "mirrored", "ring", "parameter-server"])
 def test_the_document_says_where_it_ran_and_what_crossed(strategy: str, tmp_path: Path, scalewise: Run) -> None:
     trace = tmp_path / "trace.json"
     run = ("train", "tests.tiny:float32", "--strategy", strategy, *RANKS, "--epochs", 9)
@@ -54,10 +54,11 @@ def test_a_rank_that_fails_is_named_and_nothing_is_left(workload: str, sentence:
     assert psutil.wait_procs(seen, timeout=10)[1] == []
 
 
+@pytest.mark.parametrize("strategy", ["mirrored", "parameter-server-async:servers=2"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_when_the_command_ends_so_do_its_ranks(number: signal.Signals, tmp_path: Path) -> None:
+def test_when_the_command_ends_so_do_its_ranks(number: signal.Signals, strategy: str, tmp_path: Path) -> None:
     checkpoint = tmp_path / "tiny.safetensors"
-    run = ("train", "tests.tiny:float32", "--strategy", "mirrored", *RANKS, "--epochs", 10**6)
+    run = ("train", "tests.tiny:float32", "--strategy", strategy, *RANKS, "--epochs", 10**6)
     process = start(*run, "--checkpoint", checkpoint)
     deadline = time.monotonic() + 60
     while not checkpoint.exists() and time.monotonic() < deadline:
