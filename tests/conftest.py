@@ -24,7 +24,7 @@ DEVICE_KIND = os.environ.get("SCALEWISE_TEST_DEVICE_KIND", "cpu")
 class SessionOf(Protocol):
     """An open session of so many ranks, with the servers that a strategy needs."""
 
-    def __call__(self, ranks: int, strategy: Strategy | None = None) -> Session: ...
+    def __call__(self, ranks: int, strategy: Strategy | None = None) -> Any: ...
 
 
 @pytest.fixture(scope="session")
