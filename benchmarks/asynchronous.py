@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
 import torch
 from rich.console import Console
@@ -28,14 +30,20 @@ LEAST_THROUGHPUT = 0.80
 
 
 def losses(
-    workloads: list[str], device_kind: str, epochs: int, batch: int, samples: int | None, console: Console
+    workloads: list[str],
+    device_kind: str,
+    epochs: int,
+    batch: int,
+    samples: int | None,
+    seed: int,
+    console: Console,
 ) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for workload in workloads:
         found: dict[str, float] = {}
-        row: dict[str, object] = {"workload": workload, "epochs": epochs, "batch": batch}
+        row: dict[str, object] = {"workload": workload, "epochs": epochs, "batch": batch, "seed": seed}
         for strategy in (SYNCHRONOUS, ASYNCHRONOUS):
-            console.print(f"  {workload}, {strategy}, {epochs} epochs ...", style="dim")
+            started = perf_counter()
             result = scalewise.train(
                 workload,
                 strategy=strategy,
@@ -44,10 +52,13 @@ def losses(
                 batch=batch,
                 epochs=epochs,
                 samples=samples,
+                seed=seed,
             )
             found[strategy] = row[strategy] = last_epoch(result, epochs)
+            seconds = perf_counter() - started
+            console.print(f"  {workload}, {strategy}: {found[strategy]:.4f} in {seconds:.0f} s", style="dim")
             if result.staleness:
-                row["staleness"] = {"mean": result.staleness.mean, "max": result.staleness.max}
+                row["staleness"] = asdict(result.staleness)
         row["difference"] = found[ASYNCHRONOUS] / found[SYNCHRONOUS] - 1
         rows.append(row)
     table = Table(title="training loss over the last epoch, 4 workers", title_justify="left")
@@ -113,6 +124,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--samples", type=int)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -122,7 +134,7 @@ def main() -> None:
     found: object
     if given.what == "losses":
         workloads = (given.workload or "linear,conv").split(",")
-        found = losses(workloads, given.device_kind, given.epochs, given.batch, given.samples, console)
+        found = losses(workloads, given.device_kind, given.epochs, given.batch, given.samples, given.seed, console)
     else:
         found = straggler(given.workload or "unet", given.repeats, given.steps, console)
     if given.json:

@@ -10,23 +10,26 @@ from torch import nn
 
 from scalewise.errors import UserError
 from scalewise.step.optimizers import OPTIMIZERS, make_optimizer
+from tests.conftest import DEVICE_KIND
 
+HERE = "cpu" if DEVICE_KIND == "cpu" else "cuda"
 PLAIN: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adam": lambda model: torch.optim.Adam(model.parameters(), 0.1),
     "adamw": lambda model: torch.optim.AdamW(model.parameters(), 0.1),
     "sgd": lambda model: torch.optim.SGD(model.parameters(), 0.1),
     "momentum": lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
     "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), 0.1),
+    "adafactor": lambda model: torch.optim.Adafactor(model.parameters(), 0.1),
 }
 
 
 def after_three_steps(make: Callable[[nn.Module], torch.optim.Optimizer]) -> torch.Tensor:
     torch.manual_seed(0)
-    model = nn.Linear(4, 3, dtype=torch.float64)
+    model = nn.Linear(4, 3, dtype=torch.float64).to(HERE)
     optimizer = make(model)
     for _ in range(3):
         optimizer.zero_grad()
-        model(torch.ones(2, 4, dtype=torch.float64)).square().sum().backward()
+        model(torch.ones(2, 4, dtype=torch.float64, device=HERE)).square().sum().backward()
         optimizer.step()
     return model.weight.detach()
 

@@ -20,6 +20,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adafactor": lambda parameters, fused, **options: torch.optim.Adafactor(parameters, **options),  # noqa: ARG005
 }
 CAPTURABLE = {"adam", "adamw"}
+NOT_FUSED_ON_GPU = {"adagrad"}
+"""By torch 2.11 and before: there they go tensor by tensor in groups, torch's own choice."""
 ELEMENTWISE = {"adam", "adamw", "sgd", "momentum", "adagrad"}
 """Those that treat every element alike, wherever a tensor is cut."""
 
@@ -30,10 +32,12 @@ def make_optimizer(
     """`captured`: keep the step count on the device, so that a CUDA graph can hold the update."""
     if name not in OPTIMIZERS:
         raise unknown("optimizer", name, OPTIMIZERS)
-    options: dict[str, Any] = {"lr": learning_rate, "fused": True}
+    chosen = list(parameters)
+    on_gpu = any(parameter.is_cuda for parameter in chosen)
+    options: dict[str, Any] = {"lr": learning_rate, "fused": None if on_gpu and name in NOT_FUSED_ON_GPU else True}
     if captured and name in CAPTURABLE:
         options["capturable"] = True
-    return OPTIMIZERS[name](list(parameters), **options)
+    return OPTIMIZERS[name](chosen, **options)
 
 
 def refuse_unless_elementwise(name: str, who: str) -> None:

@@ -42,6 +42,8 @@ def train_asynchronously(
     settings.check_fits(len(data), data.source)
     set_precision(settings.precision, place.device)
     torch.manual_seed(settings.seed)
+    if place.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place.device)
     times = Times()
     job = Job(workload, data, settings, place, make_clock(place.device, times))
     model, feed, client = join_servers(strategy, job)
@@ -121,7 +123,7 @@ def _work(
         clock.start()
         shards = shards_of(rows, place.world, part, settings.accumulate)
         samples = sum(len(shard.rows) for shard in shards)
-        total = 0.0
+        losses: list[Tensor] = []
         for shard, (inputs, targets) in zip(shards, feed.batches([shard.rows for shard in shards]), strict=True):
             clock.lap("load")
             if shard is shards[-1]:
@@ -133,11 +135,12 @@ def _work(
             clock.lap("loss")
             loss.backward()
             clock.lap("backward")
-            total += float(loss.detach())
+            losses.append(loss.detach())
         client.finish_pushes()
         clock.lap("push")
         client.finish_pulls()
         clock.lap("pull")
+        total = float(sum(losses))  # only now: it waits for a GPU, and pushes leave while that is busy
         now = perf_counter()
         outcome.updates.append(Update(ticket, epoch, samples, total, started, now))
         if not math.isfinite(total):

@@ -98,6 +98,8 @@ def train_on(place: Place, request: Request, report: Callable[[Report], None], *
     set_precision(settings.precision, place.device)
     torch.manual_seed(settings.seed)
     total = settings.total_steps(len(data))
+    if place.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place.device)  # this process may have trained before
     times = Times()
     job = Job(workload, data, settings, place, make_clock(place.device, times))
     engine = ENGINES[request.strategy.name](request.strategy, job)
