@@ -14,7 +14,6 @@ from scalewise.experiments.gpu_vs_cpu_words import (
     bandwidth_words,
     convolution_words,
     free_words,
-    load_words,
     moving_words,
 )
 
@@ -44,11 +43,6 @@ def test_ratios_of_gpu_and_cpu_are_told() -> None:
         {1: 0.2, 20: 1.0}, {1: 0.1, 20: 0.1}
     )
     assert free_words({"cpu": 15.5, "gpu": 1.0}, 16).endswith("on the GPU 1.0: 15.0 are left free")
-
-
-def test_other_load_is_remarked_on() -> None:
-    assert load_words(0.2, 2) == []
-    assert "kept 1.7 of 2 cores busy" in load_words(1.7, 2)[0]
 
 
 def test_calls_are_timed_after_warming_up() -> None:

@@ -64,3 +64,12 @@ def test_a_jump_at_one_device_count_alone_is_not_yet_a_bounce(published: dict[st
     [judged] = [claim for claim in claims(here, published) if claim.statement.startswith("conv bounces")]
     assert judged.holds is None
     assert judged.here.endswith("(seen at 10 -> 20 on 1); more device counts are needed to tell")
+
+
+def test_what_is_within_the_noise_is_neither_a_gain_nor_a_choke(published: dict[str, Series]) -> None:
+    cells = (Cell(1, 10, 1000, 1.0, uncertainty=0.3), Cell(2, 10, 1000, 0.8, uncertainty=0.3))
+    here = {name: Series(name, "data-parallel", cells, "a machine") for name in ("linear", "conv")}
+    judged = {claim.statement.partition(" (")[0]: claim for claim in claims(here, published)}
+    assert judged["linear never gains from more devices"].holds is None
+    assert judged["conv gains from more devices"].holds is None
+    assert "conv may gain (1.25x on 2 devices at batch 10)" in headline(here, list(judged.values()))

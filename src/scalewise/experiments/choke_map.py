@@ -8,16 +8,20 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
+import psutil
+
 from scalewise.atomic import write_atomically
 from scalewise.errors import RunFailed
 from scalewise.experiments.choke_map_figure import draw_map
 from scalewise.experiments.choke_map_plane import Spot, words
+from scalewise.experiments.remarks import load_remarks, not_begun_remarks
 from scalewise.findings.cell import Series
 from scalewise.findings.series import series_of
 from scalewise.findings.speedup import speedups
 from scalewise.results.experiment import ExperimentResult
 from scalewise.results.measured import cell_line
 from scalewise.results.store import Store
+from scalewise.session.cores import allowed_cores
 from scalewise.spec import parse_spec
 from scalewise.verbs.describe import describe
 from scalewise.verbs.measure import measure
@@ -33,6 +37,7 @@ KNOWN_MODELS = ("linear", "conv", "unet", "transformer")
 
 def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult:
     """About a minute if quick, most of an hour if not. A folder with measurements is gone on with."""
+    loaded = load_remarks(psutil.getloadavg()[0], len(allowed_cores()))
     sizes, computes = (QUICK_PARAMETERS, QUICK_FLOPS) if quick else (PARAMETERS, FLOPS)
     tell(f"{len(sizes) * len(computes)} synthetic models on one device and on two, batch {BATCH} ...")
     result = measure(
@@ -52,8 +57,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
     spots = spots_of(series)
     if not spots:
         raise RunFailed(f"no model was timed both on one device and on {DEVICES}; see {out / 'measurements.jsonl'}")
-    not_begun = f"{result.not_begun} cells were not begun for lack of time; the same command goes on with them"
-    remarks = [*([not_begun] if result.not_begun else []), *remarks_on(result.measurements)]
+    remarks = [*loaded, *not_begun_remarks(result.not_begun), *remarks_on(result.measurements)]
     return conclude(out, spots, series[0].machine, remarks, len(result.failed))
 
 

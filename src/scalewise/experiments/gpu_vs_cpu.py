@@ -17,9 +17,9 @@ from scalewise.experiments.gpu_vs_cpu_words import (
     bandwidth_words,
     convolution_words,
     free_words,
-    load_words,
     moving_words,
 )
+from scalewise.experiments.remarks import load_remarks
 from scalewise.results.experiment import ExperimentResult
 from scalewise.results.units import seconds_text
 from scalewise.session.cores import allowed_cores
@@ -41,7 +41,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
     cores = len(allowed_cores())
     budget = 0.3 if quick else 2.0
     machine = f"{cores} cores of {cpu_name()}" + (f", {torch.cuda.get_device_name(gpu)}" if gpu else "")
-    loaded = load_words(psutil.getloadavg()[0], cores)
+    loaded = load_remarks(psutil.getloadavg()[0], cores)
     for remark in (*([] if gpu else [NO_GPU]), *loaded):
         tell(remark)
     tell("copying memory ...")

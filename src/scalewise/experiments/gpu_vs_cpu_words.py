@@ -54,10 +54,3 @@ def free_words(busy: Mapping[str, float], cores: int) -> str:
     if "gpu" not in busy:
         return f"cores: {alone}"
     return f"cores: {alone}, on the GPU {busy['gpu']:.1f}: {cores - busy['gpu']:.1f} are left free"
-
-
-def load_words(load: float, cores: int) -> list[str]:
-    """A remark where other programs had the cores too."""
-    if load < 0.5:
-        return []
-    return [f"other programs kept {load:.1f} of {cores} cores busy when this began: take the CPU's figures as rough"]

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from scalewise.atomic import write_atomically
 from scalewise.data.data import DataRequest
 from scalewise.data.speech import find_speech
 from scalewise.errors import RunFailed
+from scalewise.experiments.remarks import load_remarks, not_begun_remarks
 from scalewise.experiments.stevens_claims import Claim, claims, headline
 from scalewise.experiments.stevens_figure import draw_comparison
 from scalewise.figures.gallery import draw_all, draw_all_phases
@@ -49,8 +51,8 @@ class Grid:
 STUDY_BATCHES = (10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600)
 FULL = (Grid("linear", STUDY_BATCHES), Grid("conv", STUDY_BATCHES))
 QUICK = (
-    Grid("linear", (10, 30, 100, 300), budget=4.0, budget_total=55.0),
-    Grid("conv", (4, 10, 20), ("single", STUDIED), budget=10.0, budget_total=65.0),
+    Grid("linear", (10, 30, 100, 300), budget=4.0, budget_total=45.0),
+    Grid("conv", (4, 10, 20), ("single", STUDIED), budget=10.0, budget_total=55.0),
 )
 """conv takes a tenth of a second for a clip on one core: few batches, few steps."""
 INTERVAL_PERCENT, QUICK_INTERVAL_PERCENT = 2.0, 5.0
@@ -59,8 +61,9 @@ INTERVAL_PERCENT, QUICK_INTERVAL_PERCENT = 2.0, 5.0
 def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult:
     """Under three minutes if quick, on two cores. A folder with measurements is gone on with."""
     kind, counts, remark = devices_here(quick)
-    if remark:
-        tell(remark)
+    remarks = [*([remark] if remark else []), *load_remarks(psutil.getloadavg()[0], len(allowed_cores()))]
+    for line in remarks:
+        tell(line)
     failed = not_begun = 0
     for grid in QUICK if quick else FULL:
         told = f"{_list(grid.strategies)} on 1 to {counts[-1]} {kind} devices at batch {_list(grid.batches)}"
@@ -85,10 +88,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
         failed += len(result.failed)
         not_begun += result.not_begun
     tell("drawing ...")
-    remarks = [remark] * bool(remark)
-    if not_begun:
-        remarks.append(f"{not_begun} cells were not begun for lack of time; the same command goes on with them")
-    return conclude(out, remarks, failed)
+    return conclude(out, [*remarks, *not_begun_remarks(not_begun)], failed)
 
 
 def conclude(out: Path, remarks: Sequence[str] = (), failed: int = 0) -> ExperimentResult:

@@ -50,7 +50,7 @@ def _never_gains(series: Series) -> tuple[str, bool | None]:
     found = chokes(series)
     if found is None:
         return "only one device measured", None
-    return found.sentence, found.never_gains
+    return found.sentence, found.gaining == 0 if found.choking or found.gaining else None
 
 
 def _follows_the_law(series: Series) -> tuple[str, bool | None]:
@@ -78,9 +78,9 @@ def _gains(series: Series) -> tuple[str, bool | None]:
     best, every = best_speedups(series), speedups(series)
     if best is None:
         return "only one device measured", None
-    counts = {each.devices for each in every}
-    gaining = {each.devices for each in every if each.faster}
-    return best.sentence, counts == gaining
+    if {each.devices for each in every} == {each.devices for each in every if each.faster}:
+        return best.sentence, True
+    return best.sentence, None if any(each.speedup > 1 for each in best.best) else False
 
 
 def _gains_least_at_the_smallest_batch(series: Series) -> tuple[str, bool | None]:
@@ -131,7 +131,7 @@ def headline(here: Mapping[str, Series], judged: list[Claim]) -> str:
         )
     if "conv" in here and (best := best_speedups(here["conv"])):
         top = max(best.best, key=lambda each: each.speedup)
-        word = "gains" if top.faster else "does not gain"
+        word = "gains" if top.faster else "may gain" if top.speedup > 1 else "does not gain"
         parts.append(f"conv {word} ({top.speedup:.2f}x on {top.devices} devices at batch {top.batch})")
     holding, told = sum(claim.holds is True for claim in judged), sum(claim.holds is not None for claim in judged)
     on = next(iter(here.values())).machine
