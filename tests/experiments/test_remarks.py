@@ -7,7 +7,7 @@ from scalewise.experiments.remarks import load_remarks, not_begun_remarks
 
 def test_other_load_is_remarked_on() -> None:
     assert load_remarks(0.2, 2) == []
-    assert "kept 1.7 of 2 cores busy" in load_remarks(1.7, 2)[0]
+    assert "the load was 1.7 on 2 cores" in load_remarks(1.7, 2)[0]
 
 
 def test_cells_that_were_not_begun_are_counted() -> None:

@@ -7,7 +7,7 @@ def load_remarks(load: float, cores: int) -> list[str]:
     """Where other programs had the cores too."""
     if load < 0.5:
         return []
-    return [f"other programs kept {load:.1f} of {cores} cores busy when this began: take CPU timings as rough"]
+    return [f"the load was {load:.1f} on {cores} cores when this began: take CPU timings as rough"]
 
 
 def not_begun_remarks(cells: int) -> list[str]:

@@ -29,10 +29,10 @@ def draw_comparison(
     first = here[workloads[0]]
     figure, panels = new_figure(
         "Speed-up over one device, here and in the study",
-        f"{first.machine}; published: {published[workloads[0]].machine}",
+        f"{first.machine}, {first.when}; published: {published[workloads[0]].machine}",
         columns=len(workloads),
         width=max(5.2, 4.5 * len(workloads)),
-        when=first.when,
+        when=published[workloads[0]].when,
         subtitle=subtitle,
     )
     for axes, workload in zip(panels, workloads, strict=True):

@@ -105,7 +105,7 @@ def draw_phases(series: Sequence[Series]) -> Figure | None:
             )
         axes.set_yticks(range(len(bars)), [stack.label for stack in bars])
         axes.set_ylim(len(bars) - 0.4, -0.6)
-        axes.set_xlim(0, longest * 1e3 * 1.45)
+        axes.set_xlim(0, longest * 1e3 * 1.6)
         axes.set_title(f"global batch {batch}")
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
