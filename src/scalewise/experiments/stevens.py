@@ -51,8 +51,8 @@ class Grid:
 STUDY_BATCHES = (10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600)
 FULL = (Grid("linear", STUDY_BATCHES), Grid("conv", STUDY_BATCHES))
 QUICK = (
-    Grid("linear", (10, 30, 100, 300), budget=4.0, budget_total=45.0),
-    Grid("conv", (4, 10, 20), ("single", STUDIED), budget=10.0, budget_total=55.0),
+    Grid("linear", (10, 30, 100, 300), budget=4.0, budget_total=65.0),
+    Grid("conv", (4, 10, 20), ("single", STUDIED), budget=10.0, budget_total=60.0),
 )
 """conv takes a tenth of a second for a clip on one core: few batches, few steps."""
 INTERVAL_PERCENT, QUICK_INTERVAL_PERCENT = 2.0, 5.0
