@@ -1,0 +1,128 @@
+"""`measure --protocol quick` beside the study's own protocol: the same step times, in how much of the time?
+
+    python benchmarks/quick_vs_paper.py
+
+Per workload one quick sweep, one of 20 full epochs per cell, and the quick one once more: how far the two quick ones
+are apart says what this machine allows. The data is cut to what a CPU can do; both protocols get the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Hashable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from scalewise.results.measurement import Measurement, Protocol
+from scalewise.session.hardware import cpu_name
+from scalewise.verbs.measure import PAPER_EPOCHS, measure
+
+CASES = {"linear": (1000, (10, 20, 50, 100)), "conv": (48, (2, 4, 8, 16))}
+"""Samples per epoch, and global batches."""
+WANTED_PERCENT, WANTED_SHARE = 3.0, 0.1
+
+
+def sweep(workload: str, protocol: Protocol, options: argparse.Namespace, out: Path) -> tuple[list[Measurement], float]:
+    """All cells, and the seconds it took."""
+    samples, batches = CASES[workload]
+    started = perf_counter()
+    result = measure(
+        workload,
+        out=out,
+        strategy=["single", "mirrored"],
+        devices=[2],
+        batch=[max(1, round(batch * options.scale)) for batch in batches],
+        device_kind="cpu",
+        samples=max(2, round(samples * options.scale)),
+        protocol=protocol,
+        epochs=options.epochs if protocol == "paper" else None,
+        interval=options.interval,
+    )
+    return result.measurements, perf_counter() - started
+
+
+def step_seconds(measurements: list[Measurement]) -> dict[Hashable, float]:
+    """By cell, whichever the protocol."""
+    return {
+        replace(each, protocol="quick").identity: each.step_seconds.median for each in measurements if each.step_seconds
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", default=",".join(CASES))
+    parser.add_argument("--epochs", type=int, default=PAPER_EPOCHS)
+    parser.add_argument("--interval", type=float, default=2.0)
+    parser.add_argument("--scale", type=float, default=1.0, help="of samples and batches, to try this script out")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    console = Console(width=110)
+    load = os.getloadavg()[0]
+    console.print(f"2 cores of {cpu_name()}, torch {torch.__version__}; load before the run {load:.2f}")
+    if load > 0.3:
+        console.print("[yellow]the machine is busy: read the figures with care[/yellow]")
+    table = Table(box=None, header_style="dim")
+    for title in ("workload", "devices", "batch", "paper", "quick", "difference", "quick again", "flags"):
+        table.add_column(title, justify="left" if title in ("workload", "flags") else "right")
+    rows: list[dict[str, Any]] = []
+    seconds = {"quick": 0.0, "paper": 0.0}
+    with tempfile.TemporaryDirectory() as folder:
+        for workload in options.workload.split(","):
+            found: dict[str, list[Measurement]] = {}
+            for run, protocol in (("quick", "quick"), ("paper", "paper"), ("again", "quick")):
+                console.print(f"  {workload}, {run} ...", style="dim")
+                found[run], taken = sweep(workload, protocol, options, Path(folder) / f"{workload}-{run}")  # type: ignore[arg-type]
+                seconds[protocol] += taken / (2 if protocol == "quick" else 1)
+            quick, paper, again = (step_seconds(found[run]) for run in ("quick", "paper", "again"))
+            for each in found["quick"]:
+                if each.identity in quick.keys() & paper.keys() & again.keys():
+                    cell = each.identity
+                    rows.append(
+                        {
+                            "workload": workload,
+                            "devices": each.devices,
+                            "batch": each.batch,
+                            "paper_step_seconds": paper[cell],
+                            "quick_step_seconds": quick[cell],
+                            "difference_percent": 100 * (quick[cell] / paper[cell] - 1),
+                            "repeat_percent": 100 * (again[cell] / quick[cell] - 1),
+                            "flags": each.flags,
+                        }
+                    )
+    for row in rows:
+        table.add_row(
+            row["workload"],
+            str(row["devices"]),
+            str(row["batch"]),
+            f"{row['paper_step_seconds'] * 1e3:.2f} ms",
+            f"{row['quick_step_seconds'] * 1e3:.2f} ms",
+            f"{row['difference_percent']:+.1f} %",
+            f"{row['repeat_percent']:+.1f} %",
+            ", ".join(row["flags"]),
+        )
+    difference = median(abs(row["difference_percent"]) for row in rows)
+    repeat = median(abs(row["repeat_percent"]) for row in rows)
+    share = seconds["quick"] / seconds["paper"]
+    console.print(table)
+    console.print(
+        f"median difference {difference:.1f} % (wanted: {WANTED_PERCENT:g} %; two quick sweeps: {repeat:.1f} %); "
+        f"quick takes {seconds['quick']:.0f} s, paper {seconds['paper']:.0f} s: {share:.2f} of the time "
+        f"(wanted: {WANTED_SHARE:g})"
+    )
+    if options.json:
+        summary = {"median_difference_percent": difference, "repeat_percent": repeat, "share_of_time": share}
+        options.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows, **summary}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
