@@ -89,6 +89,13 @@ def test_links_join_hosts_and_servers() -> None:
     ]
 
 
+def test_every_host_has_a_device() -> None:
+    points = grid(Axes(["linear"], [MIRRORED], [1, 2], [8], hosts=[1, 2], links=["1gbit"]))
+    assert [(point.devices, point.hosts) for point in points] == [(1, 1), (2, 1), (2, 2)]
+    with pytest.raises(UserError, match="2 devices leave some of 4 hosts without one"):
+        grid(Axes(["linear"], [MIRRORED], [1, 2], [8], hosts=[4], links=["1gbit"]))
+
+
 def test_what_is_given_twice_is_measured_once() -> None:
     assert len(grid(Axes(["linear", "linear"], [MIRRORED, MIRRORED], [2, 2], [8, 8]))) == 1
 

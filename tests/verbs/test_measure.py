@@ -18,6 +18,7 @@ import scalewise
 from scalewise.results.measured import MeasureResult
 from scalewise.results.measurement import Measurement
 from scalewise.results.store import Store
+from scalewise.session import hosts
 from tests.command import ROOT
 from tests.verbs import killed_sweep
 
@@ -147,6 +148,24 @@ def test_asynchronous_cells_are_measured_by_their_updates(tmp_path: Path) -> Non
     assert cell.step_seconds is not None
     assert cell.epoch_seconds is not None
     assert cell.step_seconds.n >= 6
+
+
+@pytest.mark.skipif(hosts.obstacle() is not None, reason=hosts.obstacle() or "")
+def test_what_a_strategy_cannot_do_is_skipped_also_where_another_can(tmp_path: Path) -> None:
+    """Both would run on the same ranks, which are open already."""
+    result = measure(
+        "tests.tiny:float32",
+        tmp_path,
+        strategy=["ring", "central-storage"],
+        devices=[2],
+        batch=[8],
+        hosts=[2],
+        link=["500mbit"],
+    )
+    found = {each.strategy: each for each in result.measurements}
+    assert (found["ring"].status, found["ring"].hosts, found["ring"].link) == ("ok", 2, "500mbit")
+    assert found["central-storage"].status == "skipped"
+    assert "the memory of one machine" in (found["central-storage"].reason or "")
 
 
 def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:

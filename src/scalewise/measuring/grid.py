@@ -58,7 +58,7 @@ def grid(axes: Axes) -> list[Point]:
         for batch, batch_level in zip(batches, levels(len(batches)), strict=True):
             for count in devices:
                 for strategy in axes.strategies:
-                    for hosts, link in _places(axes, strategy):
+                    for hosts, link in _places(axes, strategy, count):
                         alone = isinstance(strategy, Single)
                         ranks = 1 if alone else count
                         point = Point(
@@ -66,6 +66,10 @@ def grid(axes: Axes) -> list[Point]:
                         )
                         level = 0 if alone else device_levels[count]
                         found.setdefault(point, (max(level, batch_level), level + batch_level))
+    if not found:
+        raise UserError(
+            f"{max(devices)} devices leave some of {min(axes.hosts)} hosts without one; give at least as many --devices"
+        )
     # Sorting is stable: within a level the axes go on in their own order, devices beside each other at one batch.
     return sorted(found, key=lambda point: found[point])
 
@@ -86,10 +90,15 @@ def levels(count: int) -> list[int]:
     return found
 
 
-def _places(axes: Axes, strategy: Strategy) -> list[tuple[int, str | None]]:
-    """Links join hosts; servers have hosts of their own, so that theirs exist on one host too."""
+def _places(axes: Axes, strategy: Strategy, devices: int) -> list[tuple[int, str | None]]:
+    """Every host has a device. Links join hosts; servers have hosts of their own, so that theirs exist on one too."""
     if isinstance(strategy, Single):
         return [(1, None)]
     served = hasattr(strategy, "servers")
     linked: list[str | None] = [*axes.links] or [None]
-    return [(hosts, link) for hosts in axes.hosts for link in (linked if hosts > 1 or served else [None])]
+    return [
+        (hosts, link)
+        for hosts in axes.hosts
+        if hosts <= devices
+        for link in (linked if hosts > 1 or served else [None])
+    ]

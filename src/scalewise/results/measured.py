@@ -108,7 +108,15 @@ def _alike(each: Measurement) -> tuple[object, ...]:
 
 
 def _place(each: Measurement) -> tuple[object, ...]:
-    return each.batch, each.devices, each.strategy, each.hosts, each.link or "", str(each.options)
+    return (
+        each.batch,
+        each.devices,
+        each.strategy != "single",
+        each.strategy,
+        each.hosts,
+        each.link or "",
+        str(each.options),
+    )
 
 
 def _row(each: Measurement, speedup: float | None) -> list[str]:

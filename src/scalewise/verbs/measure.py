@@ -189,9 +189,10 @@ def _subject(
     workload = resolve(name, asked.input_shape, asked.classes)
     data = workload.data(asked.data)
     here = surroundings(data.source, len(data), conditions)
+    known = Store.environments(store.folder)
     for before in store.measurements:
         if before.workload == name and before.protocol == protocol:
-            check_same(store.folder, Store.environments(store.folder)[before.environment], here)
+            check_same(store.folder, known[before.environment], here)
     return _Subject(len(data), data.source, settings.optimizer or workload.optimizer, store.add_environment(here))
 
 

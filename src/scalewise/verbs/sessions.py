@@ -37,11 +37,12 @@ class Sessions:
         on_report: OnReport | None = None,
     ) -> tuple[Placement, list[Any], float]:
         """Where it ran, each rank's result, and the seconds it took, without those of starting ranks."""
+        fresh = open_for(strategy, placement)  # starts nothing, but refuses what the strategy cannot do there
         key = _key(strategy, placement)
         session = self._open.pop(key, None)
         if session is None:
             self._make_room(1 if placement.device_kind == "slice" else MOST_OPEN)
-            session = open_for(strategy, placement).__enter__()
+            session = fresh.__enter__()
         started = perf_counter()
         try:
             results = session.run(task, *arguments, on_report=on_report)
