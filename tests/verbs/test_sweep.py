@@ -118,8 +118,9 @@ def test_what_was_timed_while_the_machine_was_slow_is_timed_again(tmp_path: Path
 
 
 def test_a_machine_that_never_settles_is_told_by_flags(tmp_path: Path) -> None:
-    """Another pace every three seconds."""
-    machine = MadeUpMachine(pace=lambda seconds: (1.0, 1.4, 0.7, 1.8, 1.2)[int(seconds / 3) % 5])
+    """It gets slower from visit to visit."""
+    machine = MadeUpMachine()
+    machine.pace = lambda _: 1 + len(machine.visits) / 8
     found, _ = swept(tmp_path, machine, *map(task_of, (10, 20, 50)), goal=Goal(2, 5))
     assert any("drift" in each.flags for each in found)
     assert len(found) == 3

@@ -47,7 +47,8 @@ def next_steps(blocks: Sequence[Block], goal: Goal, graph: bool = False) -> int:
         wanted = LEAST_BLOCKS * LEAST_STEPS - interval.n
     else:
         wanted = round(interval.n * min((100 * interval.width / goal.percent) ** 2, MOST_GROWTH)) - interval.n
-    timed = max(LEAST_STEPS, math.ceil(wanted / max(1, LEAST_BLOCKS - len(blocks))), int(start_up / step))
+    timed = max(LEAST_STEPS, math.ceil(wanted / max(1, LEAST_BLOCKS - len(blocks))))
+    timed = max(timed, int(min(start_up, BLOCK_SECONDS) / step))
     left = max(0.0, goal.budget_seconds - sum(block.wall_seconds for block in blocks))
     longest = min(max(BLOCK_SECONDS, 2 * start_up), left)
     timed = min(timed, max(LEAST_STEPS, int(longest / step)))
@@ -57,8 +58,8 @@ def next_steps(blocks: Sequence[Block], goal: Goal, graph: bool = False) -> int:
 
 
 def _start_up_seconds(blocks: Sequence[Block]) -> float:
-    """Of the last visit: what it took beside the steps that count."""
-    return max(0.0, blocks[-1].wall_seconds - sum(blocks[-1].seconds))
+    """What a visit takes beside the steps that count; the first of all visits may load libraries."""
+    return max(0.0, min(block.wall_seconds - sum(block.seconds) for block in blocks))
 
 
 def progress(interval: Interval, blocks: int, spent_seconds: float, goal: Goal) -> float:
