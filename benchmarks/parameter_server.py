@@ -35,12 +35,12 @@ from scalewise.session.hosts import parse_link
 from scalewise.session.placement import Placement
 from scalewise.session.served import ServedSession
 from scalewise.session.worker import Worker
+from scalewise.strategies.parameter_server import PIECE_MB
 from scalewise.strategies.pieces import pieces_of
 
 BYTES = 48 * 2**20
 MOST_TIMES_RAW = 1.25
 WARM_UP = 3
-PIECE_MB = 4.0
 LINEAR_BYTES = 48_408_880
 
 
