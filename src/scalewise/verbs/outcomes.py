@@ -62,7 +62,7 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
     outcome = outcomes[0]
     notes = []
     if outcome.resumed_at:
-        notes.append(f"resumed at step {outcome.resumed_at}, now at {outcome.resumed_at + outcome.steps}")
+        notes.append(f"resumed at step {outcome.resumed_at}, now at {_reached(outcomes, placement.devices)}")
     if outcome.source.startswith("synthetic"):
         notes.append(f"trained on {outcome.source}; fetch the study's recordings with: scalewise data speech")
     if not request.strategy.exact:
@@ -85,6 +85,12 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
     for rank, share in placement.slow.items():
         notes.append(f"rank {rank} was slowed down to {share:.0%} of its core")
     return notes + _straggler(outcomes)
+
+
+def _reached(outcomes: list[Outcome], workers: int) -> int:
+    """The step that the run ended with; asynchronous workers count updates, of which each batch takes one by each."""
+    tickets = [update.ticket for outcome in outcomes for update in outcome.updates]
+    return max(tickets) // workers + 1 if tickets else outcomes[0].resumed_at + outcomes[0].steps
 
 
 def _straggler(outcomes: list[Outcome]) -> list[str]:
