@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scalewise.results.measurement import Measurement
+from scalewise.results.measurement import DRIFT, INTERVAL_NOT_REACHED, NO_GRAPH, OVERSUBSCRIBED, Measurement
 from scalewise.results.printable import Printable
 from scalewise.results.units import seconds_text
 
 COLUMNS = ("strategy", "devices", "batch", "per device", "step", "width", "epoch", "speed-up", "flags")
 LEFT = ("strategy", "flags")
+SHORT = {
+    INTERVAL_NOT_REACHED: ("wide", "the budget was spent before the interval was narrow enough"),
+    DRIFT: ("drift", "timed while the machine's speed moved"),
+    OVERSUBSCRIBED: ("shared", "devices share cores: their times say little about real devices"),
+    NO_GRAPH: ("eager", "no CUDA graph was possible"),
+}
+"""Flags as a table has room for them, and what they mean."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,10 @@ class MeasureResult(Printable):
             sentence += f", {self.resumed} of them from before"
         if self.not_begun:
             sentence += f"; {self.not_begun} were not begun: the total budget was spent; go on with --resume"
-        note = "step: median of all; width: of its 95 % interval; speed-up: of an epoch, over one device at this batch"
+        note = "width: of the 95 % interval of a step; speed-up: of an epoch, over one device"
         parts += [Text(note, style="dim"), Text(sentence)]
+        raised = {flag for each in self.measurements for flag in each.flags}
+        parts += [Text(f"{word}: {meaning}", style="dim") for flag, (word, meaning) in SHORT.items() if flag in raised]
         reasons = {each.reason: each for each in self.measurements if each.reason}
         parts += [Text(f"{each.status}: {reason}", style="yellow") for reason, each in reasons.items()]
         return Group(*parts)
@@ -63,7 +72,8 @@ class MeasureResult(Printable):
     def _table(self, workload: str) -> Table:
         table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
         for title in COLUMNS:
-            table.add_column(title, justify="left" if title in LEFT else "right", no_wrap=title != "flags")
+            side: Literal["left", "right"] = "left" if title in LEFT else "right"
+            table.add_column(title, justify=side, no_wrap=title != "flags", overflow="fold")
         for each in sorted(self.measurements, key=_place):
             if each.workload == workload:
                 table.add_row(*_row(each, speedup_of(each, self.measurements)))
@@ -131,5 +141,5 @@ def _row(each: Measurement, speedup: float | None) -> list[str]:
         f"{step.width:.1%}" if step else "",
         seconds_text(each.epoch_seconds) if each.epoch_seconds is not None else "",
         f"{speedup:.2f}x" if speedup else "",
-        ", ".join(each.flags),
+        ", ".join(SHORT[flag][0] if flag in SHORT else flag for flag in each.flags),
     ]

@@ -1,0 +1,51 @@
+"""The table of a sweep, and what a speed-up compares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalewise.results.measured import MeasureResult, speedup_of
+from scalewise.results.measurement import INTERVAL_NOT_REACHED
+from tests.results.test_store import cell
+
+TWO = cell(10, epoch_seconds=2.0)
+ALONE = replace(TWO, strategy="single", options={}, devices=1, batch_per_device=10, epoch_seconds=3.0)
+MIRRORED_ALONE = replace(ALONE, strategy="mirrored", epoch_seconds=5.0)
+
+
+def test_a_speedup_is_over_single_at_the_same_batch() -> None:
+    assert speedup_of(TWO, [MIRRORED_ALONE, ALONE, TWO]) == 1.5
+    assert speedup_of(TWO, [MIRRORED_ALONE, TWO]) == 2.5
+    assert speedup_of(replace(TWO, hosts=2, link="1gbit"), [ALONE]) == 1.5
+
+
+@pytest.mark.parametrize(
+    "field", [{"batch": 20}, {"workload": "conv"}, {"execution": "graph"}, {"precision": "bf16"}, {"protocol": "paper"}]
+)
+def test_unlike_cells_are_not_compared(field: dict[str, object]) -> None:
+    assert speedup_of(TWO, [replace(ALONE, **field), TWO]) is None  # type: ignore[arg-type]
+
+
+def test_one_device_and_cells_without_figures_have_none() -> None:
+    assert speedup_of(ALONE, [ALONE]) is None
+    skipped = replace(TWO, status="skipped", reason="no room", epoch_seconds=None, step_seconds=None)
+    assert speedup_of(skipped, [ALONE]) is None
+
+
+def test_the_table_says_what_its_words_mean() -> None:
+    wide = replace(TWO, flags=[INTERVAL_NOT_REACHED])
+    failed = replace(TWO, batch=20, status="failed", reason="rank 1 was killed (signal 9)")
+    failed = replace(failed, step_seconds=None, epoch_seconds=None, flags=[])
+    text = str(MeasureResult(Path("sweep"), [wide, ALONE, failed], resumed=1, not_begun=4))
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert rows[2:5] == [
+        "single 1 10 10 20 ms 10.0% 3 s drift",
+        "mirrored 2 10 5 20 ms 10.0% 2 s 1.50x wide",
+        "mirrored 2 20 5 failed",
+    ]
+    assert "wide: the budget was spent before the interval was narrow enough" in text
+    assert "failed: rank 1 was killed (signal 9)" in text
+    assert "3 cells on cpu devices, in sweep, 1 of them from before; 4 were not begun" in text
