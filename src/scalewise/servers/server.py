@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from threading import Condition, Event, Thread
+from threading import Condition, Thread
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Server:
         max_staleness: int | None,
         workers: int,
     ) -> None:
-        self.number, self.workers = number, workers
+        self.number = number
         self.mine = [place for place, piece in enumerate(pieces) if piece.server == number]
         self.weights = {
             place: nn.Parameter(weights[pieces[place].start : pieces[place].stop].clone()) for place in self.mine
@@ -58,8 +58,10 @@ class Server:
         self.synchronous = max_staleness == 0
         # Backward reaches the last layers first, so their pieces come first.
         groups = [[piece] for piece in reversed(self.mine)] if self.synchronous else [list(reversed(self.mine))]
+        # All workers are counted on from the start, or the push of one that is early would be applied without theirs.
+        awaited = range(workers) if self.synchronous else ()
         self.slots = [
-            Slot(group, chosen, make_optimizer(chosen), max_staleness)
+            Slot(group, chosen, make_optimizer(chosen), max_staleness, holding=dict.fromkeys(awaited, 0))
             for group in groups
             if (chosen := [self.weights[piece] for piece in group])
         ]
@@ -68,7 +70,6 @@ class Server:
         self.on_version: Callable[[int], None] = lambda _: None
         """Called when all pieces have reached a version, before the workers that wait for it may go on."""
         self.announced = 0
-        self.everybody_here = Event()
         self.attended: dict[int, _Attendance] = {}
 
     @property
@@ -95,8 +96,6 @@ class Server:
             line = Line(store, f"{place}/{self.number}", "server", PATIENT_SECONDS)
             attendance = _Attendance(worker, line, self.weights, copies=not self.synchronous)
             self.attended[place] = attendance
-            if self.synchronous:
-                self._wait_for_everybody()
             self._send_first(place, attendance)
             while (samples := attendance.next_header()) != GOODBYE:
                 for slot in self.slots:
@@ -106,11 +105,6 @@ class Server:
             self.outcome.lost.append(worker)
         for slot in self.slots:
             slot.drop(place, self._answer)
-
-    def _wait_for_everybody(self) -> None:
-        if len(self.attended) == self.workers:
-            self.everybody_here.set()
-        self.everybody_here.wait()
 
     def _send_first(self, place: int, attendance: _Attendance) -> None:
         for slot in self.slots:

@@ -43,7 +43,7 @@ def train_asynchronously(
     set_precision(settings.precision, place.device)
     torch.manual_seed(settings.seed)
     if place.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(place.device)
+        torch.cuda.reset_peak_memory_stats()
     times = Times()
     job = Job(workload, data, settings, place, make_clock(place.device, times))
     model, feed, client = join_servers(strategy, job)
@@ -123,7 +123,7 @@ def _work(
         clock.start()
         shards = shards_of(rows, place.world, part, settings.accumulate)
         samples = sum(len(shard.rows) for shard in shards)
-        losses: list[Tensor] = []
+        total = 0.0
         for shard, (inputs, targets) in zip(shards, feed.batches([shard.rows for shard in shards]), strict=True):
             clock.lap("load")
             if shard is shards[-1]:
@@ -135,12 +135,12 @@ def _work(
             clock.lap("loss")
             loss.backward()
             clock.lap("backward")
-            losses.append(loss.detach())
+            total += float(loss.detach())
         client.finish_pushes()
         clock.lap("push")
         client.finish_pulls()
         clock.lap("pull")
-        total = float(sum(losses))  # only now: it waits for a GPU, and pushes leave while that is busy
+        clock.close()  # to take the next part is no step's
         now = perf_counter()
         outcome.updates.append(Update(ticket, epoch, samples, total, started, now))
         if not math.isfinite(total):

@@ -99,7 +99,8 @@ def train_on(place: Place, request: Request, report: Callable[[Report], None], *
     torch.manual_seed(settings.seed)
     total = settings.total_steps(len(data))
     if place.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(place.device)  # this process may have trained before
+        # This process may have trained before. No device is named: that would fail before CUDA has started.
+        torch.cuda.reset_peak_memory_stats()
     times = Times()
     job = Job(workload, data, settings, place, make_clock(place.device, times))
     engine = ENGINES[request.strategy.name](request.strategy, job)

@@ -25,7 +25,7 @@ from scalewise.workloads.workload import Workload
 def time_steps(worker: Rank, request: Request) -> Outcome:
     """As `train` does them, but for the accuracy at the end, which nobody asks for."""
     if worker.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(worker.device)
+        torch.cuda.reset_peak_memory_stats()
     assert isinstance(request.workload, str)
     request = replace(request, workload=_loaded(request.workload, request.input_shape, request.classes, request.data))
     if isinstance(request.strategy, ParameterServerAsync) and not request.strategy.exact:
