@@ -93,9 +93,12 @@ def test_a_killed_server_is_named_and_the_run_goes_on_from_its_checkpoint(strate
     with open_session(endless.strategy, Placement(2, "cpu")) as session:
         assert isinstance(session, ServedSession)
 
+        killed: list[int] = []
+
         def kill_a_server(_rank: int, report: Report) -> None:
-            if path.exists() and report.steps_done > 20:
-                os.kill(session.pids[-1], signal.SIGKILL)
+            if path.exists() and report.steps_done > 20 and not killed:  # workers report on until they notice
+                killed.append(session.pids[-1])
+                os.kill(killed[0], signal.SIGKILL)
 
         with pytest.raises(RankFailed, match=r"^server 1 was killed \(signal 9\)$"):
             session.run(train_task, endless, on_report=kill_a_server)
