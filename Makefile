@@ -45,6 +45,9 @@ bench: $(READY)  ## the benchmarks; on a quiet machine only
 	@$(BIN)/python benchmarks/loop.py
 	@$(BIN)/python benchmarks/allreduce.py
 	@$(BIN)/python benchmarks/strategies.py
+	@$(BIN)/python benchmarks/parameter_server.py
+	@$(BIN)/python benchmarks/asynchronous.py straggler
+	@$(BIN)/python benchmarks/quick_vs_paper.py
 
 clean:  ## remove .venv and caches
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -203,7 +203,9 @@ def draw(rows: list[dict[str, object]], link: str, path: Path) -> None:
         axes.annotate(label, points[-1], xytext=(8, 0), textcoords="offset points", va="center", color=colour)
     limit = 2 * rows[0]["transfer_seconds"]  # type: ignore[operator]
     axes.axhline(limit, color="#777777", linestyle=":", linewidth=1)
-    axes.annotate("twice one transfer", (1, limit), xytext=(0, 4), textcoords="offset points", color="#777777")
+    axes.annotate(
+        "twice one transfer", (4.7, limit), xytext=(0, 4), textcoords="offset points", color="#777777", ha="right"
+    )
     axes.set_xticks(range(1, len(rows) + 1))
     axes.set_xlim(0.9, 4.7)
     axes.set_ylim(0)

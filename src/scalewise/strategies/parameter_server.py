@@ -9,7 +9,7 @@ from scalewise.plan import Footprint, Plan
 from scalewise.strategies.served import served_plan
 from scalewise.strategies.strategy import Backend
 
-PIECE_MB = 8.0
+PIECE_MB = 16.0
 
 
 @dataclass(frozen=True)
