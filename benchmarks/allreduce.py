@@ -3,9 +3,10 @@
     python benchmarks/allreduce.py                          # 2 and 4 CPU ranks, 4 KB to 48 MB
     python benchmarks/allreduce.py --hosts 2 --link 1gbit   # 48 MB between two rehearsed hosts, in percent of its rate
 
-The two take turns, call by call; a call lasts from the last rank's start to the last rank's end. Bandwidth is the
-tensor's bytes by seconds, and a ratio above 1 is ours ahead. Judge by the lower quartile, which comes first: on a busy
-machine the median is mostly other people's work.
+The two take turns, call by call, and ranks meet before each; a call lasts from the last rank's start to the last
+rank's end. Bandwidth is the tensor's bytes by seconds, and a ratio above 1 is ours ahead. The lower quartile comes first:
+on a busy machine the median is mostly other people's work. Between two ranks calls are of two kinds, depending on
+whether threads happen to be awake, and the lower quartile may fall among either: there the median says more.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def both(_worker: Worker, size_bytes: int, repeats: int) -> dict[str, list[tuple
     for repeat in range(-WARM_UP, repeats):
         for which, call in calls.items():
             flat.fill_(1.0)
+            dist.barrier()  # else a call would begin with what the other kind left ranks apart
             started = perf_counter()
             call(flat)
             ended = perf_counter()

@@ -137,6 +137,8 @@ def main() -> None:
             f"{run['losses'][-1]:.5f}",
             f"{run['bytes_per_step']['traced'] / 1e9:.3f}",
         )
+    if "failed" in runs["single, uncapped"]:
+        sys.exit("without the reference there is nothing to compare with")
     cap = f"capped at {limit_GB:g} GB" if limit_GB is not None else "not capped"
     console.print(f"{runs['single, uncapped']['weights_bytes'] / 1e9:.3f} GB of weights; the device is {cap}")
     console.print(table)

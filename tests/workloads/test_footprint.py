@@ -12,7 +12,8 @@ from scalewise.workloads.resolve import resolve
 @pytest.mark.parametrize(
     ("name", "read"),
     [
-        # A bias is never read again, nor is the first layer, whose inputs need no gradient, nor a table; but of a norm even the bias is.
+        # A bias is never read again, nor is the first layer, whose inputs need no gradient, nor a table; but of a norm
+        # even the bias is.
         ("linear", [100 * 10, 1000 * 100, 10 * 10]),
         (
             "transformer:layers=1,width=8,heads=1,context=4,vocabulary=128",

@@ -87,9 +87,10 @@ class RingAllReduce:
         schedule = schedule_of(self._ranks, self._rank, flat.numel(), flat.element_size(), self._piece_bytes)
         # Where a chunk is one piece, every step waits for the one before: then it counts that all receives are posted
         # before, because a peer that knows of a receive sends at once, and one that does not has to be woken to ask.
-        landings = self._ranks - 1 if schedule.window == 1 else _AHEAD
-        exchanges = list(self._exchanges(flat, schedule, landings))
-        if schedule.window == 1:
+        # Between two ranks there are but two steps, and the notice of the second disturbs the first.
+        chain = schedule.window == 1 and self._ranks > 2
+        exchanges = list(self._exchanges(flat, schedule, self._ranks - 1 if chain else _AHEAD))
+        if chain:
             for exchange in exchanges:
                 self._post_receive(exchange)
         ahead = min(_AHEAD, schedule.window)
