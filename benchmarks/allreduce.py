@@ -4,8 +4,8 @@
     python benchmarks/allreduce.py --hosts 2 --link 1gbit   # 48 MB between two rehearsed hosts, in percent of its rate
 
 The two take turns, call by call, and ranks meet before each; a call lasts from the last rank's start to the last
-rank's end. Bandwidth is the tensor's bytes by seconds; a ratio above 1 is ours ahead. The lower quartile comes first: on
-a busy machine the median is mostly other people's work. Between two ranks calls are of two kinds, depending on
+rank's end. Bandwidth is the tensor's bytes by seconds; a ratio above 1 is ours ahead. The lower quartile comes first:
+on a busy machine the median is mostly other people's work. Between two ranks calls are of two kinds, depending on
 whether threads happen to be awake, and the lower quartile may fall among either: there the median says more.
 """
 
