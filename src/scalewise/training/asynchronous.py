@@ -17,6 +17,7 @@ from scalewise.servers.client import Client
 from scalewise.servers.meeting import FIRST_STEP
 from scalewise.step.clock import Times, make_clock
 from scalewise.step.feed import Feed
+from scalewise.step.memory import forget_peak_memory
 from scalewise.step.precision import autocast, set_precision
 from scalewise.step.settings import steps_per_epoch
 from scalewise.step.shards import epoch_order, shards_of
@@ -42,8 +43,7 @@ def train_asynchronously(
     settings.check_fits(len(data), data.source)
     set_precision(settings.precision, place.device)
     torch.manual_seed(settings.seed)
-    if place.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    forget_peak_memory(place.device)
     times = Times()
     job = Job(workload, data, settings, place, make_clock(place.device, times))
     model, feed, client = join_servers(strategy, job)

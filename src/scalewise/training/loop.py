@@ -19,6 +19,7 @@ from scalewise.errors import RunFailed
 from scalewise.plan import Footprint
 from scalewise.step.clock import Times, make_clock
 from scalewise.step.copies import Copied
+from scalewise.step.memory import forget_peak_memory
 from scalewise.step.precision import set_precision
 from scalewise.step.settings import MOST_PENDING_STEPS, steps_per_epoch
 from scalewise.step.shards import epoch_order
@@ -98,9 +99,7 @@ def train_on(place: Place, request: Request, report: Callable[[Report], None], *
     set_precision(settings.precision, place.device)
     torch.manual_seed(settings.seed)
     total = settings.total_steps(len(data))
-    if place.device.type == "cuda":
-        # This process may have trained before. No device is named: that would fail before CUDA has started.
-        torch.cuda.reset_peak_memory_stats()
+    forget_peak_memory(place.device)
     times = Times()
     job = Job(workload, data, settings, place, make_clock(place.device, times))
     engine = ENGINES[request.strategy.name](request.strategy, job)

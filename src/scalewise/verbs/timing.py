@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import torch
-
 from scalewise.data.data import DataRequest
 from scalewise.engines.engine import Place
 from scalewise.measuring.block import Block, cut
 from scalewise.results.train import BytesPerStep
 from scalewise.session.placement import Placement
+from scalewise.step.memory import forget_peak_memory
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.training.loop import Outcome, train_on
 from scalewise.training.request import Request
@@ -24,8 +23,7 @@ from scalewise.workloads.workload import Workload
 
 def time_steps(worker: Rank, request: Request) -> Outcome:
     """As `train` does them, but for the accuracy at the end, which nobody asks for."""
-    if worker.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    forget_peak_memory(worker.device)
     assert isinstance(request.workload, str)
     request = replace(request, workload=_loaded(request.workload, request.input_shape, request.classes, request.data))
     if isinstance(request.strategy, ParameterServerAsync) and not request.strategy.exact:
