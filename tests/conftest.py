@@ -37,6 +37,9 @@ def session_of() -> Iterator[SessionOf]:
         key = ranks, servers, bool(servers) and not strategy.exact  # type: ignore[union-attr]
         if key not in opened or not opened[key].is_open:
             placement = Placement(ranks, DEVICE_KIND)
+            if servers:  # one at a time: every crew that waits costs its launcher some processor time
+                for other in [each for each in opened if each[1]]:
+                    opened.pop(other).close()
             session = open_session(strategy, placement) if strategy and servers else Session(placement)
             opened[key] = session.__enter__()  # type: ignore[assignment]
         return opened[key]
