@@ -56,7 +56,7 @@ def test_train(scalewise: Run) -> None:
     assert (document["steps"], document["epochs"], len(document["epoch_seconds"])) == (12, 4, 4)
     assert set(document["step_seconds"]) == {"median", "low", "high", "n"}
     assert document["step_seconds"]["n"] == 12 - 12 // 4
-    assert document["bytes_per_step"] == {"planned": 0, "traced": 0, "busiest": 0}
+    assert document["bytes_per_step"] == {"planned": 0, "traced": 0, "busiest": 0, "traced_by": "kernel"}
     assert document["parameters"] == 6 * 5 + 5 + 5 * 3 + 3
     assert list(document["phases"]) == ["load", "forward", "loss", "backward", "update"]
     assert (document["execution"], document["load"], document["data"]) == ("eager", "device", "generated numbers")
@@ -99,7 +99,7 @@ def test_profile(scalewise: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     path = folder / "p.json"
     line = ("profile", "tests.tiny:float32", "--device-kind", "cpu", "--batch", "4,8", "--json", "--out", path)
     document = document_of(scalewise(*line))
-    assert set(document) == PROFILE | {"precision", "data", "versions"}
+    assert set(document) == PROFILE | {"input_bytes", "precision", "data", "versions"}
     assert document == json.loads(path.read_text())
     assert [step["batch"] for step in document["steps"]] == [4, 8]
     for step in document["steps"]:

@@ -82,7 +82,7 @@ def test_a_task_that_cannot_travel_is_refused_and_the_session_goes_on(session_of
     [
         ("raise", "error", "ValueError: learning rate is not a number"),
         ("exit", "error", "SystemExit: 3"),
-        ("oom", "oom", "rank 1 ran out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"),
+        ("oom", "oom", "rank 1 ran out of memory: OutOfMemoryError: CUDA out of memory, tried to allocate 20.00 GiB"),
         ("kill", "died", "rank 1 was killed (signal 9)"),
         ("quit", "died", "rank 1 ended without an answer"),
         ("hang", "hang", "rank 1 did not answer within 1.5 s"),

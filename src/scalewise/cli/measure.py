@@ -14,7 +14,6 @@ from scalewise.cli import options
 from scalewise.cli.lists import whole_numbers
 from scalewise.cli.options import KEPT, LEARNING, WHERE, option
 from scalewise.errors import RunFailed
-from scalewise.strategies.registry import strategy_of
 
 if TYPE_CHECKING:
     from scalewise.results.measurement import Measurement
@@ -81,6 +80,8 @@ def measure(
 ) -> None:
     """Time a grid of workloads, strategies, devices and batches, cell by cell, into a folder."""
     chosen = strategy or ["single", "mirrored"]
+    from scalewise.strategies.registry import strategy_of
+
     for each in chosen:
         strategy_of(each)  # a misspelt name is answered before torch is loaded
     grid: dict[str, Any] = {

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from scalewise.cli import options
 from scalewise.cli.options import KEPT, LEARNING, WHERE, WorkloadName, option
-from scalewise.strategies.registry import strategy_of
 
 
 def train(
@@ -56,6 +55,8 @@ def train(
     json: options.Json = False,
 ) -> None:
     """Train a workload with a strategy, and say where the time went."""
+    from scalewise.strategies.registry import strategy_of
+
     strategy_of(strategy)  # a misspelt name is answered before torch is loaded
     from scalewise.cli.output import show
     from scalewise.cli.progress import training_bar, warn_of_oversubscription
