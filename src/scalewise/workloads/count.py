@@ -48,7 +48,7 @@ def count(workload: Workload) -> Counts:
     """On the meta device; on the CPU with one real sample only where the model cannot run without numbers."""
     try:
         return _count_on("meta", workload)
-    except Exception:
+    except Exception:  # whatever a model does with real numbers only; if it fails on the CPU too, that is its error
         try:
             with torch.random.fork_rng(devices=[]):
                 return _count_on("cpu", workload)
