@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from scalewise.engines.eager import EagerEngine
 from scalewise.engines.engine import Engine, Job
+from scalewise.engines.holding import HoldsWhole
 from scalewise.errors import UserError
 from scalewise.step.feed import Batch, make_feed
 from scalewise.step.flat import flatten_parameters, trainable, views_of
@@ -38,7 +39,7 @@ def build(strategy: DataParallel, job: Job) -> Engine:
     return RanksEngine(job, model)
 
 
-class RanksEngine:
+class RanksEngine(HoldsWhole):
     """A process per device; only rank 0 has data, loss and optimizer."""
 
     execution = "eager"

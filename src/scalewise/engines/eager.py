@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from scalewise.engines.engine import Job
+from scalewise.engines.holding import HoldsWhole
 from scalewise.step.feed import Batch, Feed
 from scalewise.step.losses import sum_losses
 from scalewise.step.optimizers import make_optimizer
@@ -17,7 +18,7 @@ from scalewise.step.precision import autocast
 from scalewise.step.shards import shards_of
 
 
-class EagerEngine:
+class EagerEngine(HoldsWhole):
     """`load, forward, loss, backward, (reduce,) update`, each told to the clock.
 
     `network` is the model as it is called: itself, or wrapped. Every shard's mean loss is weighted by its part of the
@@ -25,6 +26,7 @@ class EagerEngine:
     """
 
     execution = "eager"
+    feed: Feed
 
     def __init__(
         self, job: Job, model: nn.Module, feed: Feed, network: nn.Module | None = None, *, averaged: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from scalewise.data.data import Data
 from scalewise.step.clock import Clock
-from scalewise.step.feed import Feed
+from scalewise.step.feed import Batch, Feed
 from scalewise.step.settings import Settings
 from scalewise.workloads.workload import Workload
 
@@ -49,19 +50,27 @@ class Job:
         return self.settings.learning_rate or self.workload.learning_rate
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A model with all its weights and an optimizer with all its state, wherever their parts are while it trains."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    """None where others update: parameter servers."""
+
+
+Read = Callable[[nn.Module, torch.optim.Optimizer | None], None]
+"""Puts a checkpoint into a whole model and its optimizer; None where a rank has no use for one."""
+
+
 class Engine(Protocol):
     """Built once per run; `start_epoch` is told the whole epoch, `step` does its next batch."""
 
     execution: str
 
     @property
-    def model(self) -> nn.Module:
-        """The plain module with this rank's weights (not a wrapper of it)."""
-        ...
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """None on a rank that does not update."""
+    def parameter_count(self) -> int:
+        """Of the whole model."""
         ...
 
     @property
@@ -79,6 +88,21 @@ class Engine(Protocol):
 
     def losses(self) -> Tensor:
         """The mean loss of each global batch since the last call, before its update. Waits for the device."""
+        ...
+
+    def whole(self) -> Whole | None:
+        """For checkpoints: on rank 0, put together on the host if need be; None elsewhere. Every rank calls it."""
+        ...
+
+    def restore(self, read: Read) -> None:
+        """Go on from a checkpoint: every rank calls it before its first step, and reads the same."""
+        ...
+
+    def predictions(self, rows: list[Tensor]) -> Iterator[Batch]:
+        """(outputs, targets) of each list of rows, without learning from them, on one rank; nothing on the others.
+
+        Every rank goes through it, because a model in parts needs them all.
+        """
         ...
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from scalewise.engines.engine import Job
+from scalewise.engines.holding import HoldsWhole
 from scalewise.step.clock import Clock, EventClock
 from scalewise.step.feed import Feed, Resident
 from scalewise.step.optimizers import CAPTURABLE, make_optimizer
@@ -32,7 +33,7 @@ def can_capture(job: Job, feed: Feed) -> str | None:
     return None
 
 
-class GraphEngine:
+class GraphEngine(HoldsWhole):
     """Batch numbers, sample gathers, losses and the update are all inside the graph; a step is one replay.
 
         eager  eager  eager  capture | replay  replay  replay ...      (each a real training step; capturing is not)
@@ -41,6 +42,8 @@ class GraphEngine:
     """
 
     execution = "graph"
+    feed: Resident
+    optimizer: torch.optim.Optimizer
 
     def __init__(self, job: Job, model: nn.Module, feed: Resident) -> None:
         self.job = job

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from scalewise.errors import UserError
 from scalewise.spec import unknown
@@ -46,3 +46,10 @@ def refuse_unless_elementwise(name: str, who: str) -> None:
         raise UserError(
             f"{who} cut large tensors, and {name} looks at whole ones; valid: {', '.join(sorted(ELEMENTWISE))}"
         )
+
+
+def placed_state(key: str, value: Any, parameter: Tensor, optimizer: torch.optim.Optimizer) -> Any:
+    """State read from elsewhere, where this optimizer wants it: the fused and capturable keep their step count on the
+    parameter's device."""
+    on_host = key == "step" and not (optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))
+    return value if on_host or not isinstance(value, Tensor) else value.to(parameter.device)

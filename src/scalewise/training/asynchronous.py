@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 
 from scalewise.engines.engine import Job, Place
+from scalewise.engines.holding import predictions_of
 from scalewise.engines.parameter_server import join_servers
 from scalewise.errors import RunFailed
 from scalewise.servers.client import Client
@@ -76,7 +78,8 @@ def train_asynchronously(
     outcome.footprint = footprint_of(workload, data)
     last = outcome.updates[-1].ticket if outcome.updates else -1
     if last == (total * place.world - 1):
-        outcome.accuracy = accuracy_of(model, workload, feed, min(len(data), total * settings.batch), settings.batch)
+        predictions = partial(predictions_of, model, feed)
+        outcome.accuracy = accuracy_of(workload, predictions, min(len(data), total * settings.batch), settings.batch)
     return outcome
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from scalewise.atomic import write_atomically
 from scalewise.errors import UserError
+from scalewise.step.optimizers import placed_state
 from scalewise.step.settings import Settings
 from scalewise.workloads.workload import Workload
 
@@ -90,8 +91,7 @@ def load_checkpoint(
         for name, parameter in model.named_parameters():
             if state := _part(tensors, f"optimizer/{name}/") | _part(scalars, f"{name}/"):
                 optimizer.state[parameter] = {
-                    key: _like(value, key, parameter, optimizer) if isinstance(value, Tensor) else value
-                    for key, value in state.items()
+                    key: placed_state(key, value, parameter, optimizer) for key, value in state.items()
                 }
     torch.set_rng_state(tensors["random/cpu"])
     if "random/cuda" in tensors and torch.cuda.is_available():
@@ -139,12 +139,6 @@ def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
         content = tensors[name].reshape(-1).view(torch.uint8).numpy().data
         sum_so_far = zlib.crc32(content, zlib.crc32(name.encode(), sum_so_far))
     return f"{sum_so_far:08x}"
-
-
-def _like(value: Tensor, key: str, parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:
-    # Fused and capturable optimizers keep their step count on the parameter's device.
-    on_host = key == "step" and not (optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))
-    return value if on_host else value.to(parameter.device)
 
 
 def _part(entries: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from collections.abc import Callable, Iterator
 
-from scalewise.step.feed import Feed
+import torch
+from torch import Tensor
+
+from scalewise.step.feed import Batch
 from scalewise.workloads.workload import Workload
 
 
-@torch.no_grad()
-def accuracy_of(model: nn.Module, workload: Workload, feed: Feed, samples: int, batch: int) -> float | None:
-    """Fraction correct over the first `samples` samples; None where the workload has no such thing."""
+def accuracy_of(
+    workload: Workload, predictions: Callable[[list[Tensor]], Iterator[Batch]], samples: int, batch: int
+) -> float | None:
+    """Fraction correct over the first `samples` samples; None where the workload has no such thing.
+
+    None too on ranks that are told no outputs.
+    """
     if workload.accuracy is None:
         return None
-    model.eval()
-    rows = list(torch.arange(samples).split(batch))
-    correct = 0.0
-    for part, (inputs, targets) in zip(rows, feed.batches(rows), strict=True):
-        correct += float(workload.accuracy(model(inputs), targets)) * len(part)
-    model.train()
-    return correct / samples
+    correct, seen = 0.0, 0
+    for outputs, targets in predictions(list(torch.arange(samples).split(batch))):
+        correct += float(workload.accuracy(outputs, targets)) * len(targets)
+        seen += len(targets)
+    return correct / seen if seen else None

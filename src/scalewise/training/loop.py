@@ -9,7 +9,7 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from scalewise.engines.central_storage import CentralStorageEngine
 from scalewise.engines.engine import Engine, Job, Place
@@ -116,9 +116,9 @@ def train_on(place: Place, request: Request, report: Callable[[Report], None], *
     outcome.peak_memory_bytes = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
     if place.rank == 0:
         outcome.footprint = footprint_of(workload, data)
-    if evaluate and engine.feed and place.rank == 0 and not outcome.interrupted:
+    if evaluate and not outcome.interrupted:
         seen = min(len(data), run.done * settings.batch)
-        outcome.accuracy = accuracy_of(engine.model, workload, engine.feed, seen, settings.batch)
+        outcome.accuracy = accuracy_of(workload, engine.predictions, seen, settings.batch)
     return outcome
 
 
@@ -141,7 +141,7 @@ class _Run:
         self.outcome = Outcome(
             source=job.data.source,
             samples=len(job.data),
-            parameters=sum(parameter.numel() for parameter in engine.model.parameters()),
+            parameters=engine.parameter_count,
             execution=engine.execution,
             load=engine.feed.kind if engine.feed else "",
             steps=0,
@@ -151,9 +151,7 @@ class _Run:
         if isinstance(engine, ServedEngine):
             self.outcome.traffic.servers = engine.client.addresses
         if job.settings.resume and job.settings.checkpoint:
-            self.done = load_checkpoint(
-                job.settings.checkpoint, engine.model, engine.optimizer, self._progress()
-            ).steps_done
+            engine.restore(self._load)
             refuse_if_through(job.settings, self.done, total)
         self.warm_up = min(5, (total - self.done) // 4)
 
@@ -252,9 +250,14 @@ class _Run:
         self.outcome.loss = self.outcome.losses[-1]
 
     def _save(self) -> None:
-        path, optimizer = self.job.settings.checkpoint, self.engine.optimizer
-        if path and optimizer and self.job.place.rank == 0:
-            save_checkpoint(path, self.engine.model, optimizer, self._progress())
+        path = self.job.settings.checkpoint
+        whole = self.engine.whole() if path else None
+        if path and whole and whole.optimizer:
+            save_checkpoint(path, whole.model, whole.optimizer, self._progress())
+
+    def _load(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        assert self.job.settings.checkpoint is not None
+        self.done = load_checkpoint(self.job.settings.checkpoint, model, optimizer, self._progress()).steps_done
 
     def _progress(self) -> Progress:
         return progress_of(self.job.workload, len(self.job.data), self.job.settings, self.done)
