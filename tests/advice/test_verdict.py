@@ -86,10 +86,30 @@ def test_changes_are_priced_and_the_best_comes_first() -> None:
     changes = verdict("linear", 100).changes
     speedups = [change.speedup for change in changes]
     assert speedups == sorted(speedups, reverse=True)
-    fp16 = next(change for change in changes if change.change.startswith("fp16"))
+    fp16 = next(change for change in changes if "fp16" in change.change)
+    assert not fp16.exact
     plain = rows_of(Predictor(stevens_profile("linear"), BOX), [strategy_of("mirrored")], [2], [100])[1].speedup
     assert plain is not None
     assert fp16.speedup > 1.3 * plain
+
+
+def test_a_better_strategy_that_nobody_asked_about_is_named() -> None:
+    predictor = Predictor(stevens_profile("linear"), BOX)
+    rows = rows_of(predictor, [strategy_of("parameter-server")], [1, 4], [100])
+    better = [change for change in verdict_of(predictor, rows).changes if change.change.startswith("the strategy ")]
+    assert [change.change for change in better] == ["the strategy ring"]
+    assert better[0].seconds == pytest.approx(predictor.simulate(strategy_of("ring"), 4, 100).step_seconds)
+    assert better[0].seconds < rows[1].prediction.seconds
+
+
+def test_where_loading_counts_more_workers_are_priced() -> None:
+    [loading] = [change for change in verdict("linear", 100).changes if "loading workers" in change.change]
+    profile = stevens_profile("linear")
+    loaded = {"steps": tuple(step.model_copy(update={"load": 0.0}) for step in profile.steps)}
+    assert loading.seconds == pytest.approx(
+        Predictor(profile.model_copy(update=loaded), BOX).simulate(strategy_of("mirrored"), 2, 100).step_seconds
+    )
+    assert loading.exact
 
 
 def test_rows_compare_with_one_device_at_the_same_batch_and_at_the_same_share() -> None:

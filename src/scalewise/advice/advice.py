@@ -20,7 +20,7 @@ from scalewise.results.profile import ProfileDocument
 from scalewise.results.units import seconds_text
 
 MARKS = {"measured": "", "interpolated": "~", "extrapolated": "?"}
-COLUMNS = ("strategy", "n", "each", "step", "90 %", "epoch", "speed-up", "limit")
+COLUMNS = ("strategy", "n", "each", "step", "90 %", "epoch", "faster", "grown", "limit")
 LEFT = ("strategy", "limit")
 
 
@@ -32,6 +32,8 @@ class Advice(Printable):
     cluster: Cluster
     rows: Sequence[Row]
     verdict: Verdict
+    captured: ProfileDocument | None = None
+    """One device with its step as a CUDA graph, which several cannot have: the best that one can do."""
 
     def write_trace(self, path: Path) -> None:
         """The simulated step of the best row, for Perfetto."""
@@ -40,6 +42,7 @@ class Advice(Printable):
         step.timeline.write_chrome_trace(path)
 
     def to_json(self) -> dict[str, Any]:
+        captured = self.captured.steps if self.captured else ()
         return {
             "workload": self.profile.workload,
             "cluster": self.cluster.name,
@@ -50,6 +53,7 @@ class Advice(Printable):
                 "parameter_bytes": self.profile.parameter_bytes,
                 "samples_per_epoch": self.profile.samples_per_epoch,
                 "batches": [step.batch for step in self.profile.steps],
+                "graph_step_seconds": {str(step.batch): step.seconds for step in captured},
             },
             "rows": [row.to_json() for row in self.rows],
             "verdict": self.verdict.to_json(),
@@ -69,7 +73,10 @@ class Advice(Printable):
         parts.append(Text(self._footnote(), "dim"))
         if self.verdict.changes:
             parts += [Text(), Text("What else could be done, as the speed-up over one device:")]
-            parts += [Text(f"  {change.speedup:5.2f}  {change.change}") for change in self.verdict.changes]
+            changes = Table.grid(padding=(0, 0, 0, 2))
+            for change in self.verdict.changes:
+                changes.add_row(f"{change.speedup:.2f}", change.change)
+            parts.append(changes)
         return Group(*parts)
 
     def _table(self, rows: Sequence[Row]) -> Table:
@@ -89,7 +96,7 @@ class Advice(Printable):
                 seconds_text(made.seconds),
                 f"-{1 - made.low / made.seconds:.0%}+{made.high / made.seconds - 1:.0%}",
                 seconds_text(made.epoch_seconds),
-                "-" if row.speedup is None else f"{row.speedup:.2f}",
+                *(("-" if value is None else f"{value:.2f}") for value in (row.speedup, row.speedup_per_device_batch)),
                 made.bottleneck,
                 *((_dollars(row.cost_per_epoch),) if priced else ()),
                 style="bold" if row is self.verdict.best else "",
@@ -99,7 +106,16 @@ class Advice(Printable):
 
     def _footnote(self) -> str:
         known = {row.prediction.known for row in self.rows}
-        notes = [f"Predicted from {self.source}. n: devices; each: samples on one; 90 %: how far the interval reaches."]
+        notes = [
+            f"Predicted from {self.source}. n: devices; each: samples on one; 90 %: how far the interval reaches; "
+            "faster: an epoch, than on one device at the same global batch; grown: the same with as many samples on "
+            "every device as the one had, so that the batch grows with the devices."
+        ]
+        if self.captured:
+            notes += [
+                f"One device whose step is a CUDA graph takes {seconds_text(step.seconds)} at batch {step.batch}."
+                for step in self.captured.steps[-1:]
+            ]
         notes += ["~ interpolated between profiled batches."] if "interpolated" in known else []
         notes += ["? outside of them, a guess."] if "extrapolated" in known else []
         return " ".join(notes)

@@ -77,12 +77,12 @@ def rows_of(
         )
         for strategy in strategies:
             for count in devices:
-                if count > 1 and _reaches(strategy, predictor.cluster, count):
+                if count > 1 and reaches(strategy, predictor.cluster, count):
                     rows.append(row_of(predictor, strategy, count, batch, alone))
     return rows
 
 
-def _reaches(strategy: Strategy, cluster: Cluster, devices: int) -> bool:
+def reaches(strategy: Strategy, cluster: Cluster, devices: int) -> bool:
     """Central storage is the memory of one host."""
     return strategy.name != "central-storage" or packed(cluster, devices).hosts == 1
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalewise.advice.break_even import BreakEven, break_even
+from scalewise.advice.changes import Change, changes_of
 from scalewise.advice.rows import Row
 from scalewise.phases import BETWEEN_DEVICES
 from scalewise.prediction.predict import Bottleneck, Predictor
 from scalewise.results.units import bytes_text, seconds_text
-from scalewise.strategies.mirrored import Mirrored
-from scalewise.strategies.single import Single
-from scalewise.strategies.strategy import Strategy
 
 WORTH = 1.05
 """The least speed-up for which devices are added."""
@@ -25,14 +23,6 @@ WHY = {
     "memory": "too large for a device's memory",
     "idle": "held up by devices that wait for each other",
 }
-
-
-@dataclass(frozen=True)
-class Change:
-    """Something that could be done, and the speed-up over one device that it would bring at the same batch."""
-
-    change: str
-    speedup: float
 
 
 @dataclass(frozen=True)
@@ -51,7 +41,7 @@ class Verdict:
             "bottleneck": self.bottleneck,
             "reason": self.reason,
             "break_even": {"batch": self.break_even.batch, "bandwidth_GBps": self.break_even.bandwidth_GBps},
-            "changes": [{"change": each.change, "speedup": each.speedup} for each in self.changes],
+            "changes": [each.to_json() for each in self.changes],
         }
 
 
@@ -71,7 +61,7 @@ def verdict_of(predictor: Predictor, rows: Sequence[Row]) -> Verdict:
     strategy, devices = several.prediction.strategy, several.prediction.devices
     even = break_even(predictor, strategy, devices, several.prediction.batch)
     reason = _add_text(predictor, alone, several) if add else _stay_text(predictor, alone, several)
-    changes = tuple(_changes(predictor, alone, several))
+    changes = changes_of(predictor, alone, several, {row.prediction.strategy.name for row in rows})
     bottleneck = several.prediction.bottleneck
     return Verdict(add, best, bottleneck, f"{reason} {_even_text(even, several)}".strip(), even, changes)
 
@@ -141,23 +131,3 @@ def _even_text(even: BreakEven, row: Row) -> str:
     elif even.bandwidth_GBps:
         parts.append(f"Links slower than {even.bandwidth_GBps:.3g} GB/s would undo it.")
     return " ".join(parts)
-
-
-def _changes(predictor: Predictor, alone: Row, several: Row) -> list[Change]:
-    """Each priced by the same simulator."""
-    made = several.prediction
-    options: list[tuple[str, Strategy]] = [
-        ("fp16 gradients (not exact)", Mirrored(compress="fp16")),
-        ("buckets of 100 MB", Mirrored(bucket_MB=100.0)),
-    ]
-    one = alone.prediction.seconds
-    changes = [
-        Change(what, one / predictor.simulate(strategy, made.devices, made.batch).step_seconds)
-        for what, strategy in options
-    ]
-    larger = predictor.simulate(made.strategy, made.devices, 4 * made.batch).step_seconds
-    single = predictor.simulate(Single(), 1, 4 * made.batch).step_seconds
-    changes.append(Change(f"a batch of {4 * made.batch} (over one device at that batch)", single / larger))
-    accumulated = made.seconds + 3 * _seconds(several, "load", "forward", "loss", "backward")
-    changes.append(Change("accumulating gradients over 4 batches", 4 * one / accumulated))
-    return sorted(changes, key=lambda change: -change.speedup)

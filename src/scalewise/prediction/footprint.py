@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 
+from pydantic import TypeAdapter, ValidationError
+
+from scalewise.errors import UserError
 from scalewise.plan import Footprint
 from scalewise.results.profile import ProfileDocument
 
 
 def footprint_of(profile: ProfileDocument) -> Footprint:
-    """Gradients become ready from the last layer to the first: as measured, else in step with the layers' flops."""
+    """Gradients become ready as measured, else from the last layer to the first in step with the layers' flops."""
+    if profile.footprint:
+        known = _read(profile)
+        return replace(known, ready=_measured(profile, len(known.parameter_bytes)))
     layers = [layer for layer in reversed(profile.layers) if layer.parameter_bytes]
     sizes = tuple(layer.parameter_bytes for layer in layers) or (profile.parameter_bytes,)
-    measured = profile.steps[-1].ready if profile.steps else ()
-    ready = measured if len(measured) == len(sizes) else _by_flops(profile)
     return Footprint(
         parameter_bytes=sizes,
         input_bytes=profile.input_bytes,
         target_bytes=0,
         output_bytes=profile.layers[-1].activation_bytes if profile.layers else 0,
-        ready=ready,
+        ready=_measured(profile, len(sizes)) or _by_flops(profile),
     )
+
+
+def _read(profile: ProfileDocument) -> Footprint:
+    try:
+        return _adapter().validate_python(profile.footprint)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(
+            f"the profile of {profile.workload} has a footprint that is none: {where}: {first['msg']}"
+        ) from None
+
+
+@cache
+def _adapter() -> TypeAdapter[Footprint]:
+    return TypeAdapter(Footprint)
+
+
+def _measured(profile: ProfileDocument, count: int) -> tuple[float, ...]:
+    """Of the largest batch, where launching counts least."""
+    return next((step.ready for step in reversed(profile.steps) if len(step.ready) == count), ())
 
 
 def _by_flops(profile: ProfileDocument) -> tuple[float, ...]:

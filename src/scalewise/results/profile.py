@@ -62,16 +62,22 @@ class ProfileDocument(BaseModel):
     steps: tuple[StepCost, ...]
     input_bytes: NonNegativeInt = 0
     """Of one sample; 0: nothing worth counting."""
+    footprint: dict[str, Any] = {}
+    """What plans are made from, tensor by tensor (scalewise.plan.Footprint); empty: one for every layer."""
     precision: str = "fp32"
     data: str = ""
     versions: dict[str, str] = {}
+    measured_at: str = ""
+    """ISO 8601, in UTC; empty where it was not measured here."""
 
 
 class Profile(Printable):
     """A profile that prints, reads and writes itself."""
 
-    def __init__(self, document: ProfileDocument) -> None:
+    def __init__(self, document: ProfileDocument, note: str = "") -> None:
         self.document = document
+        self.note = note
+        """Where it comes from, if it was not just measured."""
 
     @classmethod
     def read(cls, path: Path) -> Profile:
@@ -109,4 +115,4 @@ class Profile(Printable):
                 seconds_text(step.seconds * steps_per_epoch),
                 bytes_text(step.peak_memory_bytes) if step.peak_memory_bytes else "-",
             )
-        return Group(heading, Text(), table)
+        return Group(heading, Text(), table, *([Text(self.note, "dim")] if self.note else []))

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
+from time import perf_counter
 
 import numpy
 import torch
 
 from scalewise import __version__
 from scalewise.data.data import DataRequest
-from scalewise.engines.engine import Place
 from scalewise.errors import UserError
-from scalewise.results.profile import LayerCost, Profile, ProfileDocument, StepCost
-from scalewise.results.statistics import interval_of
+from scalewise.results.profile import Profile, ProfileDocument, StepCost
 from scalewise.session.hardware import device_name
-from scalewise.session.inprocess import InProcess, LocalWorker
+from scalewise.session.inprocess import InProcess
 from scalewise.session.placement import Placement
 from scalewise.step.settings import Execution, Precision, Settings
-from scalewise.strategies.single import Single
-from scalewise.training.loop import Outcome, train_on
-from scalewise.training.request import Request
-from scalewise.verbs.describe import describe
+from scalewise.training.loop import Outcome
+from scalewise.verbs.describe import Description, describe
+from scalewise.verbs.outline import as_data, layer_costs
+from scalewise.verbs.profile_cache import Cached
+from scalewise.verbs.profiler import PROBE, Profiler, affordable
+from scalewise.workloads.resolve import resolve
 from scalewise.workloads.workload import Workload
-
-FIRST_STEPS, FEWEST_STEPS, MOST_STEPS = 6, 12, 400
-SECONDS_PER_BATCH = 2.0
 
 
 def profile(
@@ -41,80 +41,124 @@ def profile(
     samples: int | None = None,
     input_shape: str | None = None,
     classes: int | None = None,
+    seconds: float | None = None,
+    cached: bool = False,
     on_batch: Callable[[StepCost], None] | None = None,
 ) -> Profile:
-    """Time load, forward, backward and update on one device at each batch.
+    """Time load, forward, backward and update on one device at each batch, and when gradients are ready.
+
+    Within about `seconds`, batches that would take longer, or than there are samples for, are left out. `cached`: what
+    was timed before with the same workload, device and versions is not timed again.
 
     >>> print(scalewise.profile("linear", batch=[10, 20]))
     """
-    if not batch:
+    sizes = sorted(set(batch))
+    if not sizes:
         raise UserError("--batch is empty; give one or more sizes, as in --batch 10,20,50")
-
-    def request(size: int, steps: int) -> Request:
-        settings = Settings(size, None, steps, precision=precision, execution=execution, load=load)
-        return Request(
-            workload, Single(), settings, DataRequest(Path(data) if data else None, samples), input_shape, classes
-        )
-
-    described = describe(request(1, 1).resolved())
-    costs: list[StepCost] = []
-    outcome: Outcome | None = None
+    settings = Settings(sizes[0], None, 1, precision=precision, execution=execution, load=load)
+    settings.check()
+    found = resolve(workload, input_shape, classes) if isinstance(workload, str) else workload
+    described = describe(found)
     with InProcess(Placement(1, device_kind)) as session:
-        for size in batch:
-            [outcome] = session.run(_time, request, size)
-            costs.append(_cost(size, outcome))
-            if on_batch:
-                on_batch(costs[-1])
-    assert outcome is not None
-    return Profile(
-        ProfileDocument(
-            workload=described.workload,
-            device=device_name(session.device),
-            execution=outcome.execution,
-            samples_per_epoch=outcome.samples,
-            parameter_bytes=described.parameter_bytes,
-            input_bytes=described.input_bytes,
-            layers=tuple(
-                LayerCost(
-                    name=layer.name,
-                    parameter_bytes=layer.parameter_bytes,
-                    activation_bytes=layer.activation_bytes,
-                    flops=layer.flops,
-                )
-                for layer in described.layers
-            ),
-            steps=tuple(costs),
-            precision=precision,
-            data=outcome.source,
-            versions={
-                "scalewise": __version__,
-                "torch": torch.__version__,
-                "numpy": numpy.__version__,
-                "python": platform.python_version(),
+        kept = Cached(
+            workload if isinstance(workload, str) else None,
+            described,
+            {
+                "device": device_name(session.device),
+                "precision": precision,
+                "execution": execution if session.device.type == "cuda" else "eager",
+                "load": load,
+                "data": str(data),
+                "samples": samples,
+                "input": input_shape,
+                "classes": classes,
+                "versions": _versions(),
             },
         )
-    )
+        before = kept.read() if cached else None
+        known = list(before.steps) if before else []
+        if before and not [size for size in _missing(sizes, known) if _affordable(known, seconds, size)]:
+            return Profile(before, kept.note(before))
+        loaded = found.data(DataRequest(Path(data) if data else None, samples))
+        if seconds is None:
+            replace(settings, batch=sizes[-1]).check_fits(len(loaded), loaded.source)
+        sizes = [size for size in sizes if size <= len(loaded)] or [len(loaded)]
+        profiler = Profiler(session, replace(found, data=lambda _: loaded), settings)
+        outcomes: list[Outcome] = []
+        for cost, outcome in _costs(profiler, sizes, tuple(known), seconds):
+            outcomes.append(outcome)
+            known.append(cost)
+            if on_batch:
+                on_batch(cost)
+        if before and not outcomes:
+            return Profile(before, kept.note(before))
+        document = _document(described, device_name(session.device), outcomes[-1], known, precision)
+    kept.write(document)
+    return Profile(document)
 
 
-def _time(worker: LocalWorker, request: Callable[[int, int], Request], size: int) -> Outcome:
-    """A few steps to see how long one takes, then as many as the time allows."""
-    place = Place(worker.rank, worker.world, worker.device)
-    first = train_on(place, request(size, FIRST_STEPS), worker.report, evaluate=False)
-    fitting = int(SECONDS_PER_BATCH / max(interval_of(first.step_seconds).median, 1e-6))
-    return train_on(place, request(size, min(max(fitting, FEWEST_STEPS), MOST_STEPS)), worker.report, evaluate=False)
+def _missing(sizes: Sequence[int], known: Sequence[StepCost]) -> list[int]:
+    return [size for size in sizes if size not in [step.batch for step in known]]
 
 
-def _cost(size: int, outcome: Outcome) -> StepCost:
-    """The median step, shared out as the phases were."""
-    step = interval_of(outcome.step_seconds).median
-    scale = step / sum(outcome.phases.values())
-    seconds = {phase: seconds * scale for phase, seconds in outcome.phases.items()}
-    return StepCost(
-        batch=size,
-        forward=seconds["forward"] + seconds["loss"],
-        backward=seconds["backward"],
-        update=seconds["update"],
-        load=seconds["load"],
-        step_seconds=step,
-        peak_memory_bytes=outcome.peak_memory_bytes,
+def _affordable(known: Sequence[StepCost], seconds: float | None, size: int) -> bool:
+    if seconds is None or not known:
+        return True
+    return size <= affordable(max(known, key=lambda step: step.batch), seconds)
+
+
+def _costs(
+    profiler: Profiler, sizes: Sequence[int], known: Sequence[StepCost], seconds: float | None
+) -> Iterator[tuple[StepCost, Outcome]]:
+    """Those that are missing and fit the time; where none does, one that does."""
+    missing = _missing(sizes, known)
+    if seconds is None:
+        for size in missing:
+            yield profiler.cost(size)
+        return
+    until = perf_counter() + seconds
+    latest, limited, timed = max(known, key=lambda step: step.batch, default=None), True, bool(known)
+    if latest is None:
+        latest, outcome = profiler.cost(min(PROBE, sizes[0]), roughly=True)
+        limited = affordable(latest, until - perf_counter()) < sizes[-1]
+        if limited:
+            yield latest, outcome
+            missing = _missing(missing, [latest])
+    for size in missing:
+        if not limited or size <= affordable(latest, until - perf_counter()):
+            latest, outcome = profiler.cost(size)
+            timed = True
+            yield latest, outcome
+    most = affordable(latest, until - perf_counter())
+    if not timed and most > 2 * PROBE:
+        yield profiler.cost(2 ** (most.bit_length() - 1))
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "scalewise": __version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _document(
+    described: Description, device: str, outcome: Outcome, costs: Sequence[StepCost], precision: str
+) -> ProfileDocument:
+    assert outcome.footprint is not None
+    return ProfileDocument(
+        workload=described.workload,
+        device=device,
+        execution=outcome.execution,
+        samples_per_epoch=outcome.samples,
+        parameter_bytes=described.parameter_bytes,
+        input_bytes=described.input_bytes,
+        footprint=as_data(outcome.footprint),
+        layers=layer_costs(described),
+        steps=tuple(sorted(costs, key=lambda step: step.batch)),
+        precision=precision,
+        data=outcome.source,
+        versions=_versions(),
+        measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )

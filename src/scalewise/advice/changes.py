@@ -1,0 +1,114 @@
+"""What would change the verdict, each priced by the simulator that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from scalewise.advice.rows import Row, reaches, strategy_text
+from scalewise.errors import UserError
+from scalewise.prediction.predict import Prediction, Predictor
+from scalewise.results.profile import ProfileDocument
+from scalewise.strategies.mirrored import Mirrored
+from scalewise.strategies.registry import STRATEGIES
+from scalewise.strategies.single import Single
+from scalewise.strategies.strategy import Strategy
+
+TIMES = 4
+"""As many times the batch, parts of an accumulated one, and loading workers."""
+LARGE_MB = 100.0
+LOADING = 0.05
+"""The part of a step from which loading is worth more workers."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that could be done, and the speed-up over one device that it would bring at the same batch."""
+
+    change: str
+    speedup: float
+    seconds: float
+    """Of a step; of one sample's share of it where steps differ in size, times the batch."""
+    exact: bool = True
+    """Whether the weights would be those of one device."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"change": self.change, "speedup": self.speedup, "step_seconds": self.seconds, "exact": self.exact}
+
+
+def changes_of(predictor: Predictor, alone: Row, several: Row, looked_at: set[str]) -> tuple[Change, ...]:
+    """The best first; `looked_at` are strategies that the table has already."""
+    made, one = several.prediction, alone.prediction.seconds
+    found = [
+        *_other_strategies(predictor, made, one, looked_at),
+        *_mirrored(predictor, made, one),
+        _larger_batch(predictor, made),
+        _accumulated(made, one),
+        *_loaded_beside(predictor, made, one),
+    ]
+    return tuple(sorted(found, key=lambda change: -change.speedup))
+
+
+def _other_strategies(predictor: Predictor, made: Prediction, one: float, looked_at: set[str]) -> Iterator[Change]:
+    """The best exact one that nobody asked about, where it is better."""
+    best: tuple[float, str] | None = None
+    for name, kind in STRATEGIES.items():
+        strategy: Strategy = kind()
+        open_question = strategy.exact and name not in {*looked_at, "single"}
+        within = open_question and reaches(strategy, predictor.cluster, made.devices)
+        seconds = _seconds(predictor, strategy, made) if within else None
+        if seconds is not None and seconds < (best[0] if best else made.seconds):
+            best = seconds, strategy_text(strategy)
+    if best:
+        yield Change(f"the strategy {best[1]}", one / best[0], best[0])
+
+
+def _mirrored(predictor: Predictor, made: Prediction, one: float) -> Iterator[Change]:
+    options: list[tuple[str, Strategy]] = [
+        ("mirrored with fp16 gradients (not exact)", Mirrored(compress="fp16")),
+        (f"mirrored with buckets of {LARGE_MB:g} MB", Mirrored(bucket_MB=LARGE_MB)),
+    ]
+    for what, strategy in options:
+        seconds = predictor.simulate(strategy, made.devices, made.batch).step_seconds
+        yield Change(what, one / seconds, seconds, strategy.exact)
+
+
+def _larger_batch(predictor: Predictor, made: Prediction) -> Change:
+    batch = TIMES * made.batch
+    larger = predictor.simulate(made.strategy, made.devices, batch).step_seconds
+    single = predictor.simulate(Single(), 1, batch).step_seconds
+    what = f"a batch of {batch:,} (over one device at that batch; learns otherwise)"
+    return Change(what, single / larger, larger / TIMES, exact=False)
+
+
+def _accumulated(made: Prediction, one: float) -> Change:
+    """All but the last part compute without a word to the others."""
+    computing = sum(made.phases.get(phase, 0.0) for phase in ("load", "forward", "loss", "backward"))
+    seconds = (made.seconds + (TIMES - 1) * computing) / TIMES
+    what = f"accumulating gradients over {TIMES} batches (as a batch of {TIMES * made.batch:,}; learns otherwise)"
+    return Change(what, one / seconds, seconds, exact=False)
+
+
+def _loaded_beside(predictor: Predictor, made: Prediction, one: float) -> Iterator[Change]:
+    """Workers load the next batch while this one is computed: what is longer counts."""
+    loading = made.phases.get("load", 0.0)
+    if loading < LOADING * made.seconds:
+        return
+    without = Predictor(_unloaded(predictor), predictor.cluster)
+    rest = without.simulate(made.strategy, made.devices, made.batch).step_seconds
+    seconds = max(rest, loading / TIMES)
+    yield Change(f"{TIMES} loading workers for each device (--load stream:workers={TIMES})", one / seconds, seconds)
+
+
+def _unloaded(predictor: Predictor) -> ProfileDocument:
+    steps = tuple(step.model_copy(update={"load": 0.0}) for step in predictor.profile.steps)
+    return predictor.profile.model_copy(update={"steps": steps})
+
+
+def _seconds(predictor: Predictor, strategy: Strategy, made: Prediction) -> float | None:
+    """None where the strategy cannot be laid out so."""
+    try:
+        return predictor.simulate(strategy, made.devices, made.batch).step_seconds
+    except UserError:
+        return None
