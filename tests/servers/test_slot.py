@@ -46,6 +46,15 @@ def test_a_bound_makes_pushes_wait_and_averages_them_by_samples() -> None:
     assert max(slot.staleness) == 1
 
 
+def test_an_update_by_part_of_a_batch_takes_that_part_of_the_learning_rate() -> None:
+    slot = _slot(None, 0, 1)
+    slot.whole_batch = 8
+    _arrive(slot, 0, 1.0, samples=6)
+    assert slot.weights[0].item() == -0.75
+    _arrive(slot, 1, 1.0, samples=2)
+    assert slot.weights[0].item() == -1.0
+
+
 @pytest.mark.parametrize("bound", [1, 2, 3])
 def test_no_order_of_pushes_breaks_the_bound(bound: int) -> None:
     slot = _slot(bound, *range(5))

@@ -49,6 +49,7 @@ class Server:
         *,
         max_staleness: int | None,
         workers: int,
+        whole_batch: int | None = None,
     ) -> None:
         self.number = number
         self.mine = [place for place, piece in enumerate(pieces) if piece.server == number]
@@ -61,7 +62,14 @@ class Server:
         # All workers are counted on from the start, or the push of one that is early would be applied without theirs.
         awaited = range(workers) if self.synchronous else ()
         self.slots = [
-            Slot(group, chosen, make_optimizer(chosen), max_staleness, holding=dict.fromkeys(awaited, 0))
+            Slot(
+                group,
+                chosen,
+                make_optimizer(chosen),
+                max_staleness,
+                holding=dict.fromkeys(awaited, 0),
+                whole_batch=whole_batch,
+            )
             for group in groups
             if (chosen := [self.weights[piece] for piece in group])
         ]

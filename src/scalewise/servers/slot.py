@@ -36,6 +36,11 @@ class Slot:
     pending: dict[int, Push] = field(default_factory=dict)
     staleness: Counter[int] = field(default_factory=Counter)
     lock: RLock = field(default_factory=RLock)
+    whole_batch: int | None = None
+    """Samples that the learning rate is meant for: an update by fewer takes that part of it, None all of it."""
+
+    def __post_init__(self) -> None:
+        self.learning_rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def arrive(self, place: int, push: Push, answer: Callable[[Slot, list[int]], None]) -> None:
         """`answer` is told whose pushes are now in the weights, while nobody can change them."""
@@ -75,4 +80,8 @@ class Slot:
             for push in pushes[1:]:
                 total.add_(push.gradients[number], alpha=push.samples / samples if self.max_staleness != 0 else 1)
             weight.grad = total
+        if self.whole_batch:
+            part = min(1.0, samples / self.whole_batch)
+            for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+                group["lr"] = rate * part
         self.optimizer.step()
