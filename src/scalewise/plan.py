@@ -6,9 +6,53 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Literal
 
 from scalewise.collectives.collective import Collective
 from scalewise.collectives.send import Send, busiest_bytes, total_bytes
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A linear or convolutional layer, which can be cut: columns are what it puts out, rows what it takes in."""
+
+    name: str
+    role: Literal["columns", "rows", ""]
+    """How the model says it is to be cut, if at all: what columns put out stays in parts until rows take it in."""
+    group: str
+    """Those that do so together."""
+    columns: int
+    rows: int
+    unit: int
+    """Of the cut ones so many stay together: a head's width."""
+    source: int
+    """Layers with the same number take in the same tensor."""
+    input_bytes: int
+    """Of one sample, as is the next."""
+    output_bytes: int
+    input_learns: bool
+    """Whether backward needs the gradient of what it takes in; that of the data is not needed."""
+    flops: int
+    """Forward, of one sample."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a model that is never cut, in the order of forward: what it costs, and what it hands to the next one.
+
+    Bytes and flops are of one sample.
+    """
+
+    name: str
+    flops: int
+    """Forward."""
+    parameter_bytes: int
+    kept_bytes: int
+    """For backward."""
+    passed_bytes: tuple[int, ...]
+    """Of every tensor that the next section is given, those that only pass through (skip connections) too."""
+    returned_bytes: tuple[int, ...]
+    """Of every gradient that comes back from it."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +71,12 @@ class Footprint:
     """When, as a fraction of backward, each gradient is complete, in the same order; empty: in step with the bytes."""
     read_again: tuple[bool, ...] = ()
     """In the same order, whether backward reads the weights too; empty: all are. A bias or an embedding is not."""
+    parameter_names: tuple[str, ...] = ()
+    """In the same order; empty: not known."""
+    matrices: tuple[Matrix, ...] = ()
+    """In the order of their calls."""
+    sections: tuple[Section, ...] = ()
+    """Between which the model can be cut into stages; empty: nowhere, or not known."""
 
     def backward_shares(self, groups: Sequence[range]) -> list[float]:
         """The part of backward that passes until each group of gradients is complete, after the one before it."""
@@ -54,6 +104,8 @@ class Operation:
     """Of all its ranks at once; `rank` is the first."""
     count: int = 1
     """So many ranks are alike and do the same: those from `rank` on; of a send, from the lower of its ends on."""
+    moved_bytes: int = 0
+    """Read and written in the device's own memory on top of the phase: gradients copied into buckets, or added up."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +153,18 @@ class PlanBuilder:
         self.operations: list[Operation] = []
 
     def compute(
-        self, phase: str, rank: int, samples: int, after: Iterable[int] = (), share: float = 1.0, count: int = 1
+        self,
+        phase: str,
+        rank: int,
+        samples: int,
+        after: Iterable[int] = (),
+        share: float = 1.0,
+        count: int = 1,
+        moved_bytes: int = 0,
     ) -> tuple[int]:
-        self.operations.append(Operation(phase, rank, tuple(after), samples, share, count=count))
+        self.operations.append(
+            Operation(phase, rank, tuple(after), samples, share, count=count, moved_bytes=moved_bytes)
+        )
         return (len(self.operations) - 1,)
 
     def collective(self, phase: str, collective: Collective, after: Iterable[int]) -> tuple[int, ...]:

@@ -19,9 +19,11 @@ def replicate(job: Job, bucket_MB: float | None) -> tuple[nn.Module, Feed, Distr
         raise UserError("--execution graph is not possible: steps between ranks cannot be captured; use eager or auto")
     feed = make_feed(job.data, job.settings.load, job.place.device)
     model = job.workload.model().to(job.place.device)
-    options: dict[str, Any] = {} if bucket_MB is None else {"bucket_cap_mb": bucket_MB}
+    return model, feed, data_parallel(model, {} if bucket_MB is None else {"bucket_cap_mb": bucket_MB})
+
+
+def data_parallel(model: nn.Module, options: dict[str, Any]) -> DistributedDataParallel:
     # The option had another name before torch 2.13.
     renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
     options["forward_sync_buffers" if renamed else "broadcast_buffers"] = False
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
-    return model, feed, ddp
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, **options)

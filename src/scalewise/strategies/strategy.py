@@ -15,6 +15,8 @@ from scalewise.spec import unknown
 Backend = Literal["gloo", "nccl"]
 AT_LEAST = "at least"
 """Key of a field's metadata: the least value of an option that need not be above 0."""
+IF_NONE = "if none"
+"""Key of a field's metadata: what an option that is not given amounts to."""
 
 
 class Strategy(Protocol):
@@ -50,12 +52,16 @@ def with_options(kind: type[Kind], name: str, texts: Mapping[str, str]) -> Kind:
 
 def choices_of(kind: type[Any]) -> dict[str, str]:
     """What an option can be, where a default does not say it: 'none|fp16|powersgd', or a number of one's own."""
-    hints = {field.name: get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)}
-    return {
-        name: "|".join(get_args(hint)) if get_origin(hint) is Literal else "(a number; torch's own if not given)"
-        for name, hint in hints.items()
-        if get_origin(hint) is Literal or NoneType in get_args(hint)
-    }
+    hints = get_type_hints(kind)
+    told = {}
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if get_origin(hint) is Literal:
+            told[field.name] = "|".join(get_args(hint))
+        elif NoneType in get_args(hint):
+            otherwise = field.metadata.get(IF_NONE, "torch's own if not given")
+            told[field.name] = f"(a number; {otherwise})"
+    return told
 
 
 def options_of(strategy: Strategy) -> dict[str, Any]:
@@ -76,6 +82,12 @@ def _read(what: str, text: str, hint: Any, least: float | None) -> Any:
         if text not in choices:
             raise UserError(f"{what} is '{text}'; valid: {', '.join(map(str, choices))}")
         return text
+    if hint is str:
+        return text
+    if hint is bool:
+        if text not in ("true", "false"):
+            raise UserError(f"{what} is '{text}'; valid: true, false")
+        return text == "true"
     try:
         value = hint(text)
     except ValueError:

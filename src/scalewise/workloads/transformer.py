@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +84,8 @@ class Block(nn.Module):
 
 class Attention(nn.Module):
     """Causal self-attention; with separate projections, and heads counted from what they give, it can be cut."""
+
+    tensor_parallel: ClassVar = {"query": "columns", "key": "columns", "value": "columns", "output": "rows"}
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,0 +1,117 @@
+"""The layers of a model that can be cut, and how they say they are to be."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from scalewise.plan import Matrix
+
+CUTTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+BY_ELEMENT = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardtanh,
+    nn.Softplus, nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Identity,
+)  # fmt: skip
+BY_CHANNEL = (
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+)  # fmt: skip
+"""Between convolutions, parts of the channels can go through these as well."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """What becomes of one layer when its model is cut."""
+
+    kind: Literal["columns", "rows"]
+    group: str
+    """Of the layers that share what lies between them."""
+    unit: int = 1
+    """Columns that stay together."""
+
+
+def can_be_cut(module: nn.Module) -> bool:
+    return isinstance(module, CUTTABLE) and getattr(module, "groups", 1) == 1
+
+
+def roles_of(model: nn.Module) -> dict[str, Role]:
+    """A module says it by `tensor_parallel = {"query": "columns", ..., "output": "rows"}` and, for heads, `head_width`.
+
+    In an nn.Sequential, layers that follow each other through element-wise functions only are paired.
+    """
+    roles: dict[str, Role] = {}
+    for path, module in model.named_modules():
+        if declared := getattr(type(module), "tensor_parallel", None):
+            unit = getattr(module, "head_width", 1)
+            roles |= {_join(path, name): Role(kind, path, unit) for name, kind in declared.items()}
+        elif isinstance(module, nn.Sequential):
+            for first, second in _pairs(module):
+                group = _join(path, first)
+                roles |= {group: Role("columns", group), _join(path, second): Role("rows", group)}
+    return roles
+
+
+def _pairs(sequence: nn.Sequential) -> Iterator[tuple[str, str]]:
+    waiting: tuple[str, nn.Module] | None = None
+    for name, module in sequence.named_children():
+        if can_be_cut(module):
+            if waiting and isinstance(module, type(waiting[1])):
+                yield waiting[0], name
+                waiting = None
+            else:
+                waiting = name, module
+        elif waiting and not isinstance(module, BY_ELEMENT):
+            through = isinstance(module, BY_CHANNEL) and not isinstance(waiting[1], nn.Linear)
+            waiting = waiting if through else None
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+class Watch(ExitStack):
+    """Follows the calls of one sample through a model's linear and convolutional layers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.layers = {name: module for name, module in model.named_modules() if can_be_cut(module)}
+        self.roles = roles_of(model)
+        self.matrices: list[Matrix] = []
+        self.last: weakref.ref[Tensor] | None = None
+        self.source = -1
+
+    def __enter__(self) -> Watch:
+        for name, module in self.layers.items():
+            self.callback(module.register_forward_hook(self._hook(name)).remove)
+        return self
+
+    def _hook(self, name: str) -> Any:
+        def called(module: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+            if self.last is None or self.last() is not inputs[0]:
+                self.last = weakref.ref(inputs[0])
+                self.source += 1
+            self.matrices.append(self._matrix(name, module, inputs[0], outputs))
+
+        return called
+
+    def _matrix(self, name: str, module: nn.Module, taken: Tensor, given: Tensor) -> Matrix:
+        weight: Tensor = module.weight  # type: ignore[assignment]
+        role = self.roles.get(name)
+        columns, rows = weight.shape[:2]
+        return Matrix(
+            name=name,
+            role=role.kind if role else "",
+            group=role.group if role else "",
+            columns=columns,
+            rows=rows,
+            unit=role.unit if role else 1,
+            source=self.source,
+            input_bytes=taken.nbytes,
+            output_bytes=given.nbytes,
+            input_learns=taken.requires_grad,
+            flops=2 * weight.numel() * given.numel() // columns,
+        )
