@@ -19,6 +19,7 @@ LAYERS = [
     {"cli"},
     {"experiments"},
     {"verbs"},
+    {"linking"},
     {"training", "session"},
     {"engines"},
     {"servers"},

@@ -16,7 +16,8 @@ from scalewise.simulation.simulate import Simulated, Simulator
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 
 GB = 10**9
-DEVICE = Device("card", 4, memory_GB=8, peak_TFLOPS=10, memory_GBps=400, launch_us=0)
+DEVICE = Device("card", 4, memory_GB=8, peak_TFLOPS=10, memory_GBps=1e9, launch_us=0)
+"""With a memory in which moving bytes costs nothing."""
 BOX = Cluster("box", 1, 4, (DEVICE,), (Link("devices", "pcie", GBps=1.0, latency_us=0.0),))
 MODEL = Footprint(parameter_bytes=(GB,), input_bytes=0, target_bytes=0, output_bytes=0)
 FREE = Conduct(overlap=1.0)
@@ -134,6 +135,20 @@ def test_cores_that_copy_their_own_bytes_compute_less() -> None:
     copying = replace(BOX, backend="gloo", devices=(replace(DEVICE, copy_GBps=2.0),))
     halves = replace(MODEL, parameter_bytes=(GB, GB))
     assert simulated("mirrored", 2, 8, copying, model=halves).step_seconds == pytest.approx(6, rel=0.001)
+
+
+def test_gradients_are_copied_into_buckets_at_the_speed_of_memory_while_all_use_it() -> None:
+    """2 GB moved at 4 GB/s, which take twice as long while the other device does the same."""
+    slow = replace(BOX, devices=(replace(DEVICE, memory_GBps=4.0, beside_memory=2.0),))
+    assert simulated("mirrored", 2, 8, slow).step_seconds == pytest.approx(4 + 1 + 1)
+    assert simulated("mirrored", 1, 8, slow).step_seconds == pytest.approx(8)
+
+
+def test_cores_fetch_from_host_memory_themselves() -> None:
+    """Three copies of a gigabyte at 2 GB/s, none beside compute; then half of the gradients are added up."""
+    memory = Link("host-device", "memory", GBps=2.0, latency_us=0, by_device=True)
+    host = replace(BOX, backend="gloo", links=(*BOX.links, memory))
+    assert simulated("central-storage", 2, 8, host).step_seconds == pytest.approx(4 + 1.5, rel=1e-3)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

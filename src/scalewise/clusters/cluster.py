@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Between = Literal["devices", "hosts", "host-device"]
+RING = "ring"
+"""The operation's name under which our own ring all-reduce is measured."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,10 @@ class Device:
     """From asking for a piece of work to its start."""
     copy_GBps: float | None = None
     """How fast the device itself moves what it sends and receives, where no copy engine does it: CPU ranks."""
+    beside_compute: float = 1.0
+    """How many times as long a multiplication takes while all devices of the host compute; 1: each has its own."""
+    beside_memory: float = 1.0
+    """The same of streaming through memory, as an update does."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Link:
     """Devices are joined by so many, in order: 2 for bridges over pairs. None: all of a host."""
     pairs: bool = False
     """Between hosts: what two of them send each other, either way, shares one flow of this bandwidth."""
+    by_device: bool = False
+    """The device itself makes the copies, and computes nothing meanwhile: a CPU core and its host's memory."""
     source: str = ""
 
 
@@ -52,6 +60,10 @@ class Measured:
     GBps: float
     """Bytes over the busiest link, by the second."""
     latency_us: float
+    hosts: int = 1
+    """That the devices are on."""
+    from_bytes: int = 0
+    """Of the whole tensor: smaller ones have constants of their own, because caches hold them."""
     source: str = ""
 
 
@@ -70,6 +82,8 @@ class Cluster:
     backend: Literal["nccl", "gloo"] = "nccl"
     knowledge: Literal["catalogue", "fitted", "measured"] = "catalogue"
     """Where its links' constants come from: intervals depend on it."""
+    servers_apart: bool = False
+    """Parameter servers have hosts of their own, as on rehearsed ones; else they share those of the devices."""
     summary: str = ""
     source: str = ""
 
@@ -96,6 +110,16 @@ class Cluster:
             if link.group is None or place // link.group == other // link.group:
                 return link
         return None
+
+    def measured_for(self, operation: str, backend: str, devices: int, hosts: int, bytes: int) -> Measured | None:
+        """Constants of just this operation, if there are any."""
+        wanted = operation, backend, devices, hosts
+        fitting = [
+            each
+            for each in self.measured
+            if (each.operation, each.backend, each.devices, each.hosts) == wanted and each.from_bytes <= bytes
+        ]
+        return max(fitting, key=lambda each: each.from_bytes, default=None)
 
     def with_link(self, between: Between, GBps: float) -> Cluster:
         """The same with one link's bandwidth replaced by a fitted one; what was measured for operations is dropped."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from scalewise.clusters.cluster import Cluster, Device, Link, Measured
+from scalewise.clusters.cluster import RING, Cluster, Device, Link, Measured
 from scalewise.collectives import BACKENDS
 from scalewise.errors import UserError
 from scalewise.spec import unknown
@@ -21,7 +21,7 @@ else:
 
 Kind = TypeVar("Kind")
 SECTIONS = {"device": Device, "link": Link, "measured": Measured}
-ZERO_IS_FINE = ("latency_us", "launch_us", "price_per_hour")
+ZERO_IS_FINE = ("latency_us", "launch_us", "price_per_hour", "from_bytes")
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -67,8 +67,9 @@ def _check(cluster: Cluster, where: str) -> None:
     for measured in cluster.measured:
         if measured.backend not in BACKENDS:
             raise unknown(f"backend in {where}", measured.backend, BACKENDS)
-        if measured.operation not in BACKENDS[measured.backend]:
-            raise unknown(f"operation in {where}", measured.operation, BACKENDS[measured.backend])
+        operations = [*BACKENDS[measured.backend], RING]
+        if measured.operation not in operations:
+            raise unknown(f"operation in {where}", measured.operation, operations)
 
 
 def _build(kind: type[Kind], entries: Mapping[str, Any], where: str, inner: Mapping[str, Any] | None = None) -> Kind:

@@ -12,11 +12,12 @@ from scalewise.prediction.costs import Costs, Known
 from scalewise.prediction.footprint import footprint_of
 from scalewise.prediction.interval import reach
 from scalewise.prediction.memory import memory_bytes
+from scalewise.prediction.siblings import slowdown
 from scalewise.results.profile import ProfileDocument
 from scalewise.simulation.conduct import Conduct, conduct_of
 from scalewise.simulation.layout import Layout, packed
 from scalewise.simulation.network import Network
-from scalewise.simulation.simulate import Simulated, Simulator
+from scalewise.simulation.simulate import Seconds, Simulated, Simulator
 from scalewise.strategies.strategy import Strategy
 
 Bottleneck = Literal["network", "compute", "launch", "input", "memory", "idle"]
@@ -83,7 +84,17 @@ class Predictor:
             simulator = self._simulators[layout, conduct] = Simulator(Network(self.cluster, layout), conduct)
         plan = strategy.plan(self.footprint, devices, batch, self.cluster.backend)
         on_host = strategy.name in UPDATED_ON_HOST and self.cluster.backend == "nccl"
-        return simulator.simulate(plan, self._seconds_with_host if on_host else self.costs.seconds)
+        seconds = self._seconds_with_host if on_host else self.costs.seconds
+        return simulator.simulate(plan, seconds if layout.workers == 1 else self._beside_siblings(seconds))
+
+    def _beside_siblings(self, seconds: Seconds) -> Seconds:
+        device, size = self.cluster.devices[0], self.profile.parameter_bytes
+
+        def slowed(phase: str, samples: int) -> float:
+            alone = seconds(phase, samples)
+            return alone * slowdown(device, size, phase, alone)
+
+        return slowed
 
     def _seconds_with_host(self, phase: str, samples: int) -> float:
         if phase == "update":

@@ -15,6 +15,8 @@ class Layout:
     """Workers per host, in order of rank; whatever ranks come after them are servers, dealt out over the hosts."""
 
     per_host: tuple[int, ...]
+    servers_apart: bool = False
+    """Servers have hosts of their own, after those of the workers."""
 
     @cached_property
     def workers(self) -> int:
@@ -26,7 +28,8 @@ class Layout:
 
     def host_of(self, rank: int) -> int:
         if rank >= self.workers:
-            return (rank - self.workers) % self.hosts
+            server = rank - self.workers
+            return self.hosts + server if self.servers_apart else server % self.hosts
         if self._alike:
             return rank // self.per_host[0]
         return next(host for host, end in enumerate(accumulate(self.per_host)) if rank < end)
@@ -48,4 +51,4 @@ def packed(cluster: Cluster, devices: int) -> Layout:
     if devices > cluster.size:
         raise UserError(f"{cluster.name} has {cluster.size} devices, not {devices}")
     full, rest = divmod(devices, cluster.devices_per_host)
-    return Layout((cluster.devices_per_host,) * full + ((rest,) if rest else ()))
+    return Layout((cluster.devices_per_host,) * full + ((rest,) if rest else ()), cluster.servers_apart)

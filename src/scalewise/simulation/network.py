@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from scalewise.errors import UserError
 from scalewise.simulation.layout import Layout
 
 GIGA = 1e9
+SEND = "send"
 HOST_MEMORY_GBps = 38.4
 """What the memory of a host gives and takes, each way: half of a socket with four channels of DDR4-2400."""
 SOCKET_GBps = 2.0
@@ -47,18 +49,23 @@ class Network:
     def __init__(self, cluster: Cluster, layout: Layout) -> None:
         self.cluster = cluster
         self.layout = layout
-        self._paths: dict[tuple[int, int, bool], Path] = {}
+        self._paths: dict[tuple[int, int, bool, int], Path] = {}
+        self._steps = sorted(
+            {entry.from_bytes for entry in cluster.measured if entry.operation == SEND and entry.from_bytes}
+        )
 
-    def path(self, source: int, target: int, sockets: bool = False) -> Path:
-        """`sockets`: by gloo, which on a GPU host means through a process of the host."""
-        if (source, target, sockets) not in self._paths:
-            self._paths[source, target, sockets] = self._find(source, target, sockets)
-        return self._paths[source, target, sockets]
+    def path(self, source: int, target: int, sockets: bool = False, bytes: int = 0) -> Path:
+        """`sockets`: by gloo, which on a GPU host means through a process of the host. `bytes` matter where sends of
+        several sizes were measured."""
+        key = source, target, sockets, bisect_right(self._steps, bytes)
+        if key not in self._paths:
+            self._paths[key] = self._find(source, target, sockets, bytes)
+        return self._paths[key]
 
-    def _find(self, source: int, target: int, sockets: bool) -> Path:
+    def _find(self, source: int, target: int, sockets: bool, bytes: int) -> Path:
         here, there = self.layout.host_of(source), self.layout.host_of(target)
         if here != there:
-            link = self._need("hosts")
+            link = self._as_measured(self._need("hosts"), 2, bytes)
             if link.pairs:
                 return _path(link, Channel("pair", (min(here, there), max(here, there)), "both", link.kind))
             if link.shared:
@@ -66,9 +73,10 @@ class Network:
             return _between_ranks(link, source, target)
         place, other = self.layout.place_of(source), self.layout.place_of(target)
         memory = self.cluster.link("host-device")
-        if memory and (place is None or other is None):
+        by_sockets = sockets and self.cluster.backend == "gloo"  # as between devices, which is what was measured
+        if memory and not by_sockets and (place is None or other is None):
             return self._to_memory(memory, source, target, sockets)
-        link = self.cluster.link_between(place or 0, other or 0) or self._need("devices")
+        link = self._as_measured(self.cluster.link_between(place or 0, other or 0) or self._need("devices"), 1, bytes)
         if link.shared:
             return _path(link, Channel("host", here, "both", link.kind))
         return _between_ranks(link, source, target)
@@ -82,6 +90,11 @@ class Network:
         ends = (Channel("rank", source, "out", link.kind), Channel("rank", target, "in", link.kind))
         channels = tuple((end, 1 / (GBps * GIGA)) for end, GBps in zip(ends, speeds, strict=True))
         return Path(link.latency_us * 1e-6, channels)
+
+    def _as_measured(self, link: Link, hosts: int, bytes: int) -> Link:
+        """With the constants of a send of this size, if there are any."""
+        entry = self.cluster.measured_for(SEND, self.cluster.backend, 2, hosts, bytes)
+        return replace(link, GBps=entry.GBps, latency_us=entry.latency_us) if entry else link
 
     def _need(self, between: str) -> Link:
         link = self.cluster.link(between)  # type: ignore[arg-type]
@@ -107,7 +120,7 @@ class Traffic:
 
     def path(self, send: Send) -> Path:
         """Only gloo answers a message with a notice of its own."""
-        return self.network.path(send.source, send.target, sockets=send.reply_bytes > 0)
+        return self.network.path(send.source, send.target, sockets=send.reply_bytes > 0, bytes=send.bytes)
 
     def carry(self, send: Send, ready: float) -> float:
         """When the last byte arrives."""

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from scalewise.clusters.cluster import RING
 from scalewise.collectives.collective import Collective
+from scalewise.collectives.ring import PIECE_MB
 from scalewise.simulation.network import Network, Path, Traffic
 from scalewise.simulation.queues import run
 
@@ -36,18 +38,17 @@ def link_bytes(operation: str, ranks: int, bytes: int) -> float:
 
 
 def _measured(collective: Collective, network: Network) -> float | None:
-    """Only on one host and for just so many devices: elsewhere the constants mean something else."""
-    if network.layout.hosts > 1 or collective.piece_MB is not None:
+    """Only for just so many devices on so many hosts: elsewhere the constants mean something else."""
+    if collective.piece_MB not in (None, PIECE_MB):
         return None
-    for entry in network.cluster.measured:
-        if (entry.operation, entry.backend, entry.devices) == (
-            collective.operation,
-            collective.backend,
-            collective.ranks,
-        ):
-            carried = link_bytes(collective.operation, collective.ranks, collective.bytes)
-            return entry.latency_us * 1e-6 + carried / (entry.GBps * 1e9)
-    return None
+    operation = collective.operation if collective.piece_MB is None else RING
+    entry = network.cluster.measured_for(
+        operation, collective.backend, collective.ranks, network.layout.hosts, collective.bytes
+    )
+    if entry is None:
+        return None
+    carried = link_bytes(collective.operation, collective.ranks, collective.bytes)
+    return entry.latency_us * 1e-6 + carried / (entry.GBps * 1e9)
 
 
 def _send_by_send(collective: Collective, network: Network) -> float:

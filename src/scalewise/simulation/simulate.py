@@ -56,8 +56,13 @@ class Simulator:
         self.conduct = conduct
         self.slow = dict(slow or {})
         """Straggling ranks, and the part of a device that each has."""
-        copy_GBps = network.cluster.devices[0].copy_GBps
-        self.copy_seconds_per_byte = 1 / (copy_GBps * 1e9) if copy_GBps else 0.0
+        device = network.cluster.devices[0]
+        self.copy_seconds_per_byte = 1 / (device.copy_GBps * 1e9) if device.copy_GBps else 0.0
+        memory = network.cluster.link("host-device")
+        self.devices_copy = memory is not None and memory.by_device
+        """Whether transfers that no socket carries are made by the devices themselves."""
+        beside = device.beside_memory if network.layout.workers > 1 else 1.0
+        self.moved_seconds_per_byte = beside / (device.memory_GBps * 1e9)
         self._prices: dict[Collective, float] = {}
         self._paces: dict[tuple[int, int], float] = {}
 
@@ -111,6 +116,7 @@ class _Step:
             return self._send(position, operation, operation.send, ready)
         self.starts[position] = start = max(ready, self.device_free[operation.rank])
         length = self.seconds(operation.phase, operation.samples) * operation.share
+        length += operation.moved_bytes * self.simulator.moved_seconds_per_byte
         self.device_free[operation.rank] = end = start + length * self.simulator.pace(operation.rank, operation.count)
         return end
 
@@ -126,13 +132,22 @@ class _Step:
         return end
 
     def _send(self, position: int, operation: Operation, send: Send, ready: float) -> float:
-        self.starts[position] = ready
         length = send.bytes * self.traffic.path(send).seconds_per_byte
+        if self.simulator.devices_copy and not send.reply_bytes:
+            return self._copy(position, send, ready, length)
+        self.starts[position] = ready
         count, upper = operation.count, max(send.source, send.target)
         for rank in taking_part(operation, self.computing):
             times = count if rank == upper else 1
             self._take(rank, ready, times * length, times * send.bytes)
         return self.traffic.carry(send, ready) if count == 1 else self.traffic.carry_alike(send, count, ready)
+
+    def _copy(self, position: int, send: Send, ready: float, length: float) -> float:
+        """Between a device and its host's memory, by the device itself."""
+        rank = min(send.source, send.target)
+        self.starts[position] = start = max(ready, self.device_free[rank])
+        self.device_free[rank] = start + length
+        return start + length
 
     def _take(self, rank: int, start: float, length: float, bytes: float) -> None:
         """A transfer costs the device the seconds that do not overlap, and those that its own cores copy."""

@@ -37,8 +37,9 @@ class CentralStorage:
         pushed: tuple[int, ...] = ()
         for rank in range(devices):
             pushed += self._step_of(rank, samples[rank], footprint, devices, builder)
+        summed = 3 * (devices - 1) * sum(footprint.parameter_bytes) // devices
         for rank in range(devices):
-            builder.compute("update", rank, batch, pushed, 1 / devices)
+            builder.compute("update", rank, batch, pushed, 1 / devices, moved_bytes=summed)
         return builder.plan()
 
     def _step_of(

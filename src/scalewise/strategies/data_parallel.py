@@ -54,12 +54,15 @@ class DataParallel:
         scattered = builder.transfer(
             "scatter", to_each({r: samples[r] * footprint.output_bytes for r in others}), {0: loss}
         )
+        # The others copy their gradients to where they leave from; the default device adds up what arrives.
         ends = {
-            rank: builder.compute("backward", rank, samples[rank], scattered.get(rank, loss))
+            rank: builder.compute(
+                "backward", rank, samples[rank], scattered.get(rank, loss), moved_bytes=2 * model if rank else 0
+            )
             for rank in range(len(samples))
         }
         reduced = builder.transfer("reduce", from_each(dict.fromkeys(others, model)), ends)
-        builder.compute("update", 0, batch, ends[0] + reduced.get(0, ()))
+        builder.compute("update", 0, batch, ends[0] + reduced.get(0, ()), moved_bytes=3 * len(others) * model)
         return builder.plan()
 
 

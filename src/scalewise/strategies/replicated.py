@@ -24,9 +24,12 @@ def replicated_plan(
     builder = PlanBuilder()
     alike = alike_shares(batch, devices)
 
-    def every(phase: str, after: dict[int, tuple[int, ...]], share: float = 1.0) -> dict[int, tuple[int, ...]]:
+    def every(
+        phase: str, after: dict[int, tuple[int, ...]], share: float = 1.0, moved_bytes: int = 0
+    ) -> dict[int, tuple[int, ...]]:
         return {
-            first: builder.compute(phase, first, samples, after[first], share, count) for first, count, samples in alike
+            first: builder.compute(phase, first, samples, after[first], share, count, moved_bytes)
+            for first, count, samples in alike
         }
 
     done: dict[int, tuple[int, ...]] = {first: () for first, _, _ in alike}
@@ -34,7 +37,9 @@ def replicated_plan(
         done = every(phase, done)
     reduced: tuple[int, ...] = ()
     for bucket, share in zip(buckets, footprint.backward_shares(buckets), strict=True):
-        done = every("backward", done, share)
+        # DDP reads every gradient and writes it, divided, into its bucket.
+        size = sum(footprint.parameter_bytes[position] for position in bucket)
+        done = every("backward", done, share, 2 * size if devices > 1 else 0)
         for collective in reduce(bucket):
             # Collectives of one group run one after the other.
             ready = tuple(position for positions in done.values() for position in positions)

@@ -24,9 +24,12 @@ def served_plan(footprint: Footprint, workers: int, batch: int, servers: int, pi
     total = sum(footprint.parameter_bytes) // ELEMENT_BYTES
     pieces = pieces_of(total, ELEMENT_BYTES, servers, piece_MB)
 
-    def every(phase: str, after: dict[int, tuple[int, ...]], share: float = 1.0) -> dict[int, tuple[int, ...]]:
+    def every(
+        phase: str, after: dict[int, tuple[int, ...]], share: float = 1.0, moved_bytes: int = 0
+    ) -> dict[int, tuple[int, ...]]:
         return {
-            first: builder.compute(phase, first, samples, after[first], share, count) for first, count, samples in alike
+            first: builder.compute(phase, first, samples, after[first], share, count, moved_bytes)
+            for first, count, samples in alike
         }
 
     done = every("load", {first: () for first, _, _ in alike})
@@ -37,10 +40,11 @@ def served_plan(footprint: Footprint, workers: int, batch: int, servers: int, pi
     for piece in reversed(pieces):
         share = piece.elements / total
         size, server = piece.elements * ELEMENT_BYTES, workers + piece.server
-        done = every("backward", done, share)
+        done = every("backward", done, share, 2 * size)  # a gradient is read, and written to where it leaves from
         arrived: tuple[int, ...] = ()
         for first, count, _ in alike:
             arrived += builder.transfer("push", point_to_point("gloo", first, server, size), done, count)[server]
-        updated = {server: builder.compute("update", server, batch, arrived, share)}
+        summed = 3 * (workers - 1) * size
+        updated = {server: builder.compute("update", server, batch, arrived, share, moved_bytes=summed)}
         builder.transfer("pull", point_to_point("gloo", server, 0, size), updated, workers)
     return builder.plan()

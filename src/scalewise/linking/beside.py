@@ -1,0 +1,96 @@
+"""What devices cost each other: compute beside siblings that compute, and beside an all-reduce under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+
+from scalewise.linking.kernels import SIDE, Pace, pace_of
+from scalewise.linking.operations import agreed, some_bytes, synchronize
+from scalewise.session.worker import Worker
+
+REDUCED_BYTES = 16 * 2**20
+
+
+def pace_alone(worker: Worker, seconds: float) -> Pace | None:
+    """The first rank's, while the others wait; None on those."""
+    dist.barrier()
+    found = pace_of(worker.device, seconds) if worker.rank == 0 else None
+    worker.report("alone")
+    dist.barrier()
+    return found
+
+
+def pace_together(worker: Worker, seconds: float) -> Pace:
+    """All ranks' at once."""
+    dist.barrier()
+    found = pace_of(worker.device, seconds)
+    dist.barrier()
+    return found
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A stretch of compute on one rank, alone and with all-reduces of `bytes` under way all the time."""
+
+    alone_seconds: float
+    seconds: float
+    """Of the same compute beside them."""
+    reduced: int
+    """How many all-reduces came to their end meanwhile, the last one in part."""
+    bytes: int
+    reduce_seconds: float
+    """Of one with nothing beside it."""
+
+    @property
+    def slowdown(self) -> float:
+        return self.seconds / self.alone_seconds
+
+    @property
+    def taken_seconds(self) -> float:
+        """What one all-reduce cost the compute."""
+        return max(0.0, self.seconds - self.alone_seconds) / max(self.reduced, 1)
+
+
+def compute_beside(worker: Worker, seconds: float) -> Beside:
+    """All ranks compute the same, and reduce the same number of times."""
+    assert dist.group.WORLD is not None
+    side = SIDE[worker.device.type]
+    one, other = torch.randn(side, side, device=worker.device), torch.randn(side, side, device=worker.device)
+    tensor = some_bytes(REDUCED_BYTES, worker.device)
+
+    def compute(times: int) -> float:
+        synchronize(worker.device)
+        started = perf_counter()
+        for _ in range(times):
+            torch.mm(one, other)
+        synchronize(worker.device)
+        return perf_counter() - started
+
+    def reduce() -> float:
+        dist.barrier()
+        started = perf_counter()
+        dist.all_reduce(tensor)
+        synchronize(worker.device)
+        return perf_counter() - started
+
+    compute(3)
+    slowest = agreed(compute(20) / 20, worker, dist.group.WORLD)
+    alone_reduce = sorted(reduce() for _ in range(5))[2]
+    count = max(1, int(seconds / 2 / agreed(alone_reduce, worker, dist.group.WORLD)))
+    # Long enough to outlast all of them, were each to take three times as long.
+    times = max(1, int(3 * count * alone_reduce / slowest))
+    times = int(agreed(times, worker, dist.group.WORLD))
+    dist.barrier()
+    alone = compute(times)
+    dist.barrier()
+    works = [dist.all_reduce(tensor, async_op=True) for _ in range(count)]
+    both = compute(times)
+    for work in works:
+        if work is not None:
+            work.wait()
+    synchronize(worker.device)
+    return Beside(alone, both, count, REDUCED_BYTES, alone_reduce)
