@@ -55,6 +55,13 @@ def test_an_update_by_part_of_a_batch_takes_that_part_of_the_learning_rate() -> 
     assert slot.weights[0].item() == -1.0
 
 
+def test_with_an_adaptive_optimizer_it_takes_the_root_of_that_part() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    slot = Slot([0], [weight], torch.optim.Adam([weight], lr=1.0), None, holding={0: 0}, whole_batch=4)
+    _arrive(slot, 0, 7.0, samples=1)
+    assert weight.item() == pytest.approx(-0.5)
+
+
 @pytest.mark.parametrize("bound", [1, 2, 3])
 def test_no_order_of_pushes_breaks_the_bound(bound: int) -> None:
     slot = _slot(bound, *range(5))

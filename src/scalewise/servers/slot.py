@@ -37,10 +37,12 @@ class Slot:
     staleness: Counter[int] = field(default_factory=Counter)
     lock: RLock = field(default_factory=RLock)
     whole_batch: int | None = None
-    """Samples that the learning rate is meant for: an update by fewer takes that part of it, None all of it."""
+    """Samples that the learning rate is meant for: an update by fewer takes less of it; None: all of it."""
 
     def __post_init__(self) -> None:
         self.learning_rates = [group["lr"] for group in self.optimizer.param_groups]
+        # Optimizers that divide by the gradient's size already take smaller steps where it is noisier.
+        self.power = 1.0 if isinstance(self.optimizer, torch.optim.SGD) else 0.5
 
     def arrive(self, place: int, push: Push, answer: Callable[[Slot, list[int]], None]) -> None:
         """`answer` is told whose pushes are now in the weights, while nobody can change them."""
@@ -81,7 +83,7 @@ class Slot:
                 total.add_(push.gradients[number], alpha=push.samples / samples if self.max_staleness != 0 else 1)
             weight.grad = total
         if self.whole_batch:
-            part = min(1.0, samples / self.whole_batch)
+            part = min(1.0, samples / self.whole_batch) ** self.power
             for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
                 group["lr"] = rate * part
         self.optimizer.step()

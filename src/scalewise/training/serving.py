@@ -45,8 +45,7 @@ def serve_task(worker: ServerRank, request: Request) -> Served:
         holdings.optimizer_for,
         max_staleness=most_stale,
         workers=workers,
-        # N workers update N times as often, each from its part of a batch: with Adam, whose steps do not shrink with
-        # the gradient, whole steps would be N times the learning rate, and stale ones diverge.
+        # N workers update N times as often, each from its part of a batch: whole steps, of stale weights, diverge.
         whole_batch=None if strategy.exact else request.settings.batch,
     )
     holdings.restore_into(server)
