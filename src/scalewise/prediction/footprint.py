@@ -9,7 +9,7 @@ from itertools import accumulate
 from pydantic import TypeAdapter, ValidationError
 
 from scalewise.errors import UserError
-from scalewise.plan import Footprint
+from scalewise.plan import Footprint, Section
 from scalewise.results.profile import ProfileDocument
 
 
@@ -26,6 +26,22 @@ def footprint_of(profile: ProfileDocument) -> Footprint:
         target_bytes=0,
         output_bytes=profile.layers[-1].activation_bytes if profile.layers else 0,
         ready=_measured(profile, len(sizes)) or _by_flops(profile),
+        sections=_sections(profile),
+    )
+
+
+def _sections(profile: ProfileDocument) -> tuple[Section, ...]:
+    """As if every layer gave what it puts out to the next one only."""
+    return tuple(
+        Section(
+            name=layer.name,
+            flops=layer.flops,
+            parameter_bytes=layer.parameter_bytes,
+            kept_bytes=layer.activation_bytes,
+            passed_bytes=(layer.activation_bytes,),
+            returned_bytes=(layer.activation_bytes,),
+        )
+        for layer in profile.layers
     )
 
 

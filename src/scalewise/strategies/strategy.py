@@ -85,9 +85,9 @@ def _read(what: str, text: str, hint: Any, least: float | None) -> Any:
     if hint is str:
         return text
     if hint is bool:
-        if text not in ("true", "false"):
+        if text.lower() not in ("true", "false"):
             raise UserError(f"{what} is '{text}'; valid: true, false")
-        return text == "true"
+        return text.lower() == "true"
     try:
         value = hint(text)
     except ValueError:

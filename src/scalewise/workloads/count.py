@@ -62,7 +62,7 @@ def count(workload: Workload) -> Counts:
 def _count_on(device: str, workload: Workload) -> Counts:
     with torch.device(device):
         model = workload.model().eval()
-    with _counting() as counter:
+    with counting() as counter:
         watch = _Watch(model, counter)
         with watch:
             outputs = model(watch.keep(workload.example(1, device)))
@@ -73,7 +73,7 @@ def _count_on(device: str, workload: Workload) -> Counts:
 
 
 @contextmanager
-def _counting() -> Iterator[FlopCounterMode]:
+def counting() -> Iterator[FlopCounterMode]:
     """The counter sees plain operators only, not the fused kernels for attention and recurrent layers."""
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     mkldnn, *_ = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)

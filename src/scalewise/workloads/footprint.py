@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from scalewise.data.data import Data
-from scalewise.plan import Footprint
+from scalewise.errors import UserError
+from scalewise.plan import Footprint, Section
+from scalewise.workloads.chain import WEIGHED, chain_of, example_of, weigh
+from scalewise.workloads.matrices import Watch
 from scalewise.workloads.workload import Workload
 
 
@@ -27,9 +30,10 @@ def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(ready.append)
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     inputs, targets = data.example()
     kept: set[int] = set()
-    with saved_tensors_hooks(lambda tensor: _note(tensor, kept), lambda tensor: tensor):
+    with Watch(model) as watch, saved_tensors_hooks(lambda tensor: _note(tensor, kept), lambda tensor: tensor):
         outputs = model(inputs.unsqueeze(0).to(device))
     outputs.float().sum().backward()
     return Footprint(
@@ -39,7 +43,17 @@ def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
         target_bytes=targets.nbytes,
         output_bytes=outputs.nbytes,
         read_again=tuple(_storage(parameter) in kept for parameter in ready),
+        parameter_names=tuple(names[parameter] for parameter in ready),
+        matrices=tuple(watch.matrices),
+        sections=_sections(workload, model, data, device),
     )
+
+
+def _sections(workload: Workload, model: nn.Module, data: Data, device: str) -> tuple[Section, ...]:
+    try:
+        return weigh(chain_of(workload, model), example_of(data, WEIGHED, device))[0]
+    except UserError:  # told to those who want to cut it
+        return ()
 
 
 def _note(tensor: Tensor, kept: set[int]) -> Tensor:

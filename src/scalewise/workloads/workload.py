@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,9 @@ class Workload:
     """(outputs, targets) -> the mean fraction correct over the samples, as a scalar; None where it means nothing."""
     optimizer: str = "adam"
     learning_rate: float = 1e-3
+    stages: Callable[[nn.Module], Sequence[nn.Module]] | None = None
+    """The model -> its modules in a row, each called with what the one before gives, so that it can be cut between any
+    two; the elements of an nn.Sequential need not be told."""
 
     def example(self, batch: int, device: str | torch.device = "cpu") -> Tensor:
         """A batch of zeros of the shape that the model takes, for counting and tracing."""

@@ -1,0 +1,103 @@
+"""How long devices of a model in stages wait for each other: measured on CPU ranks beside what the plan says.
+
+.venv/bin/python benchmarks/idle.py [--devices 2] [--steps 24]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import scalewise
+from scalewise.data.generated import load_generated
+from scalewise.step.settings import steps_per_epoch
+from scalewise.timeline import Timeline
+from scalewise.workloads.classification import classification_loss
+from scalewise.workloads.workload import Workload
+
+BLOCKS, WIDTH, POSITIONS, CLASSES = 8, 384, 64, 8
+BATCH, SAMPLES = 32, 128
+POINTS = 5.0
+"""Percent of the step by which measured and planned may differ."""
+
+
+class Block(nn.Module):
+    """As much to compute as any other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return vectors + self.layers(vectors)
+
+
+class Head(nn.Module):
+    """Few numbers, so that the stages are equal."""
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return vectors.mean(1)[:, :CLASSES]
+
+
+def heavy() -> Workload:
+    """Equal blocks, with much to compute and little to send."""
+    return Workload(
+        name="heavy",
+        model=lambda: nn.Sequential(*(Block() for _ in range(BLOCKS)), Head()),
+        data=partial(load_generated, input_shape=(POSITIONS, WIDTH), classes=CLASSES),
+        loss=classification_loss,
+        input_shape=(POSITIONS, WIDTH),
+        learning_rate=1e-4,
+    )
+
+
+def cases(devices: int) -> Iterator[tuple[str, float]]:
+    """(strategy, the part of its devices' time that is planned to be idle)."""
+    yield "layers", (devices - 1) / devices
+    for schedule in ("gpipe", "1f1b"):
+        for count in (devices, 2 * devices, 4 * devices):
+            yield f"pipeline:schedule={schedule},microbatches={count}", (devices - 1) / (count + devices - 1)
+
+
+def idle_part(timeline: Timeline) -> float:
+    """Of the time of all devices together."""
+    seconds: dict[str, float] = defaultdict(float)
+    for span in timeline.spans:
+        seconds["idle" if span.phase == "idle" else "busy"] += span.seconds
+    return seconds["idle"] / sum(seconds.values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=24)
+    asked = parser.parse_args()
+    print(f"{'strategy':44} {'planned':>8} {'measured':>9} {'step':>9}")
+    worst = 0.0
+    for strategy, planned in cases(asked.devices):
+        result = scalewise.train(
+            f"{Path(__file__).resolve()}:heavy",
+            strategy=strategy,
+            devices=asked.devices,
+            device_kind="cpu",
+            batch=BATCH,
+            steps=max(asked.steps, steps_per_epoch(SAMPLES, BATCH)),
+            samples=SAMPLES,
+        )
+        assert result.timeline is not None
+        measured = idle_part(result.timeline)
+        worst = max(worst, 100 * abs(measured - planned))
+        print(f"{strategy:44} {planned:8.1%} {measured:9.1%} {result.step_seconds.median * 1e3:6.0f} ms", flush=True)
+    print(f"at most {worst:.1f} points apart; {POINTS:g} are allowed")
+    return int(worst > POINTS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

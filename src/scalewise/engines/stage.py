@@ -1,0 +1,77 @@
+"""A stage of a model as one module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from scalewise.step.precision import autocast
+from scalewise.step.settings import Precision
+from scalewise.workloads.chain import Border, Part
+
+
+class Stage(nn.Module):
+    """Takes the tensors that cross the cut before it, gives those that cross the one behind it."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        before: Border | None,
+        behind: Border,
+        device: torch.device,
+        precision: Precision,
+        recompute: bool,
+    ) -> None:
+        """`before` is None for the first stage."""
+        super().__init__()
+        self.parts = tuple(parts)
+        self.modules_in_a_row = nn.ModuleList(part.module for part in parts)
+        self.before, self.behind = before, behind
+        self.device, self.precision, self.recompute = device, precision, recompute
+        self.to(device)
+
+    def held(self) -> dict[str, Tensor]:
+        """Parameters and buffers, by their names in the whole model."""
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            state = part.module.state_dict(keep_vars=True)
+            found |= {name: state[here] for here, name in part.names().items()}
+        return found
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        # Gradients of a concatenation are views of one tensor, and gloo sends only what lies in one piece.
+        tensors = tuple(contiguous_back(each) if each.requires_grad else each for each in tensors)
+        with autocast(self.precision, self.device):
+            value = self.before.unpack(tensors) if self.before else tensors[0]
+            value = checkpoint(self._run, value, use_reentrant=False) if self.recompute else self._run(value)
+        outputs = (value,) if isinstance(value, Tensor) else tuple(value)
+        # Under bf16 a stage may compute in another type than the one that is planned to cross the cut.
+        return tuple(
+            each.to(passed.dtype).contiguous() for each, passed in zip(outputs, self.behind.tensors, strict=True)
+        )
+
+    def _run(self, value: Any) -> Any:
+        for module in self.modules_in_a_row:
+            value = module(value)
+        return value
+
+
+class _ContiguousBack(torch.autograd.Function):
+    """The same forward; backward in one piece of memory."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor) -> Tensor:  # noqa: ARG004
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004
+        return gradients[0].contiguous()
+
+
+def contiguous_back(tensor: Tensor) -> Tensor:
+    result: Tensor = _ContiguousBack.apply(tensor)  # type: ignore[no-untyped-call]
+    return result

@@ -1,0 +1,212 @@
+"""What engines have in common whose ranks hold consecutive stages of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from scalewise.engines.engine import Job, Read, Whole
+from scalewise.engines.line import Line
+from scalewise.engines.stage import Stage
+from scalewise.errors import UserError
+from scalewise.step.feed import Batch, make_feed
+from scalewise.step.losses import sum_losses
+from scalewise.step.optimizers import make_optimizer, placed_state
+from scalewise.step.shards import Shard
+from scalewise.step.wire import Wire
+from scalewise.strategies.stage_cuts import stage_ranges
+from scalewise.workloads.cuttable import Cuttable, cuttable_of
+
+
+class HoldsStages:
+    """A line of ranks; the first stage's has the inputs, the last stage's the targets and the loss."""
+
+    execution = "eager"
+
+    def __init__(
+        self, job: Job, line: Line, cut: str, size: int, stages_each: int = 1, recompute: bool = False
+    ) -> None:
+        """`size`: samples that go through at a time."""
+        if job.settings.execution == "graph":
+            raise UserError(
+                "--execution graph is not possible: steps between ranks cannot be captured; use eager or auto"
+            )
+        self.job, self.line = job, line
+        place = job.place
+        model = job.workload.model()
+        self.parameter_count = sum(parameter.numel() for parameter in model.parameters())
+        count = len(line.ranks) * stages_each
+        cuttable = cuttable_of(job.workload, job.data, model, count, cut, size)
+        self.sections, self.fixed_batch = cuttable.sections, cuttable.fixed_batch
+        share = -(-job.settings.batch // line.parts)
+        self.ranges = stage_ranges(self.sections, count, share, cut)
+        _refuse_shared(cuttable, self.ranges)
+        self.stages = {
+            stage: self._stage(cuttable, stage, recompute) for stage in range(count) if line.home(stage) == place.rank
+        }
+        self.first, self.last = 0 in self.stages, count - 1 in self.stages
+        parameters = [each for stage in self.stages.values() for each in stage.parameters() if each.requires_grad]
+        self.optimizer = make_optimizer(job.optimizer, parameters, job.learning_rate) if parameters else None
+        self.feed = make_feed(job.data, job.settings.load, place.device) if self.first or self.last else None
+        self.wire = Wire(place.device) if len(line.ranks) > 1 else None
+        self.seen: list[Tensor] = []
+        self.steps = 0
+
+    def losses(self) -> Tensor:
+        known = torch.stack(self.seen).float() if self.last and self.seen else torch.zeros(self.steps)
+        self.seen, self.steps = [], 0
+        return sum_losses(known, self.job.place.device)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def whole(self) -> Whole | None:
+        """The first rank is sent everything, tensor by tensor, and puts it together in host memory."""
+        if self.line.part:
+            return None
+        tensors, scalars = self._state()
+        told = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()]
+        first, *others = self.line.ranks
+        if self.job.place.rank != first:
+            dist.gather_object((told, scalars), None, dst=first, group=self.line.group)
+            assert self.wire is not None
+            for tensor in tensors.values():
+                self.wire.send([(self._sendable(tensor), first)])
+            return None
+        gathered: list[Any] = [None] * len(self.line.ranks)
+        if others:
+            dist.gather_object((told, scalars), gathered, dst=first, group=self.line.group)
+        for rank, (names, their_scalars) in zip(others, gathered[1:], strict=True):
+            scalars |= their_scalars
+            for name, shape, dtype in names:
+                assert self.wire is not None
+                received = self._sendable(torch.empty(shape, dtype=dtype))
+                self.wire.receive([(received, rank)])
+                tensors[name] = received.cpu()
+        return self._put_together(tensors, scalars)
+
+    def restore(self, read: Read) -> None:
+        """Every rank reads it all into host memory and keeps its stages."""
+        model, optimizer = self._fresh()
+        read(model, optimizer)
+        state = model.state_dict(keep_vars=True)
+        with torch.no_grad():
+            for name, mine in self._held().items():
+                mine.copy_(state[name])
+                if self.optimizer and (kept := optimizer.state.get(state[name])):
+                    self.optimizer.state[mine] = {
+                        key: placed_state(key, value, mine, self.optimizer) for key, value in kept.items()
+                    }
+
+    @torch.no_grad()
+    def predictions(self, rows: list[Tensor]) -> Iterator[Batch]:
+        """Through the stages one after the other; the last one's rank tells."""
+        if self.line.part:
+            return
+        for stage in self.stages.values():
+            stage.eval()
+        pieces = [Shard(piece, 1.0) for each in rows for piece in each.split(self.fixed_batch or len(each))]
+        padded = [self.padded(piece.rows, self.fixed_batch) for piece in pieces]
+        batches = self.feed.batches(padded) if self.feed else [None] * len(pieces)
+        for piece, given, batch in zip(pieces, padded, batches, strict=True):
+            outputs = self._go_through(len(given), batch[0] if batch else None)
+            if outputs is not None and batch:
+                yield outputs[: len(piece.rows)], batch[1][: len(piece.rows)]
+        for stage in self.stages.values():
+            stage.train()
+
+    @staticmethod
+    def padded(rows: Tensor, size: int | None) -> Tensor:
+        """With the first of them, to be given no weight."""
+        return rows if size is None else torch.cat([rows, rows[:1].expand(size - len(rows))])
+
+    def _go_through(self, samples: int, inputs: Tensor | None) -> Tensor | None:
+        place, home = self.job.place, self.line.home
+        value: tuple[Tensor, ...] = () if inputs is None else (inputs,)
+        for number, stage in self.stages.items():
+            if number and home(number - 1) != place.rank:
+                assert self.wire is not None
+                assert stage.before is not None
+                value = tuple(each.empty(samples, place.device) for each in stage.before.tensors)
+                self.wire.receive([(each, home(number - 1)) for each in value])
+            value = stage(*value)
+            if number + 1 < len(self.ranges) and home(number + 1) != place.rank:
+                assert self.wire is not None
+                self.wire.send([(each, home(number + 1)) for each in value])
+        return value[0] if self.last else None
+
+    def _stage(self, cuttable: Cuttable, number: int, recompute: bool) -> Stage:
+        sections, parts, borders = self.ranges[number], cuttable.parts, cuttable.borders
+        return Stage(
+            [parts[at] for at in sections],
+            borders[sections.start - 1] if sections.start else None,
+            borders[sections.stop - 1],
+            self.job.place.device,
+            self.job.settings.precision,
+            recompute,
+        )
+
+    def _update(self) -> None:
+        """A stage may hold nothing that learns."""
+        self.steps += 1
+        if self.optimizer:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.job.clock.lap("update")
+        else:
+            self.job.clock.lap("idle")
+
+    def _held(self) -> dict[str, Tensor]:
+        return dict(chain.from_iterable(stage.held().items() for stage in self.stages.values()))
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and numbers, by names as in checkpoints."""
+        tensors: dict[str, Tensor] = {}
+        scalars: dict[str, Any] = {}
+        for name, tensor in self._held().items():
+            tensors[f"model/{name}"] = tensor.detach()
+            state: Mapping[str, Any] = self.optimizer.state.get(tensor, {}) if self.optimizer else {}
+            for key, value in state.items():
+                (tensors if isinstance(value, Tensor) else scalars)[f"optimizer/{name}/{key}"] = value
+        return tensors, scalars
+
+    def _put_together(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> Whole:
+        model, optimizer = self._fresh()
+        state = model.state_dict(keep_vars=True)
+        with torch.no_grad():
+            for name, tensor in state.items():
+                tensor.copy_(tensors[f"model/{name}"])
+        for entry, value in chain(tensors.items(), scalars.items()):
+            kind, _, rest = entry.partition("/")
+            if kind == "optimizer":
+                name, _, key = rest.rpartition("/")
+                optimizer.state[state[name]][key] = value
+        return Whole(model, optimizer)
+
+    def _fresh(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """A whole model on the host; what it is initialised with changes no later random number."""
+        with torch.random.fork_rng(devices=[]):
+            model = self.job.workload.model()
+        return model, make_optimizer(self.job.optimizer, model.parameters(), self.job.learning_rate)
+
+    def _sendable(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.job.place.device) if dist.get_backend() == "nccl" else tensor
+
+
+def _refuse_shared(cuttable: Cuttable, ranges: list[range]) -> None:
+    """A weight that two stages use would be updated twice, each time with half its gradient."""
+    stage_of: dict[nn.Parameter, tuple[int, str]] = {}
+    for stage, sections in enumerate(ranges):
+        for part in (cuttable.parts[at] for at in sections):
+            for parameter in part.module.parameters():
+                other, name = stage_of.setdefault(parameter, (stage, part.name))
+                if other != stage:
+                    raise UserError(
+                        f"'{name}' and '{part.name}' share weights, and a cut lies between them; use fewer stages, "
+                        "cut elsewhere with cut=MODULE, or untie them"
+                    )

@@ -1,0 +1,31 @@
+"""Layers: consecutive stages of the model on different devices, one batch at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from scalewise.plan import Footprint, Plan, PlanBuilder
+from scalewise.strategies.schedules import schedule_of
+from scalewise.strategies.stage_cuts import stage_ranges
+from scalewise.strategies.stages_plan import StagesPlan
+from scalewise.strategies.strategy import Backend
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The survey's model parallelism: while one of p devices works, the others idle, (p-1)/p of the time."""
+
+    name: ClassVar[str] = "layers"
+    summary: ClassVar[str] = "consecutive layers on different devices, one batch at a time (model parallelism)"
+    exact: ClassVar[bool] = True
+
+    cut: str = ""
+    """Modules that begin the second, third, ... stage: 'encoder.3+decoder.1'; empty: where stages are balanced."""
+
+    def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
+        builder = PlanBuilder()
+        ranges = stage_ranges(footprint.sections, devices, batch, self.cut)
+        stages = StagesPlan(footprint, ranges, range(devices), backend, batch, notices=True)
+        stages.add_update(builder, stages.add_to(builder, schedule_of("gpipe", devices, 1, 1)), batch)
+        return builder.plan()

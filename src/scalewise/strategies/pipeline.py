@@ -1,0 +1,50 @@
+"""Pipeline: stages of the model on different devices, which work on different micro-batches at the same time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from scalewise.plan import Footprint, Plan, PlanBuilder
+from scalewise.strategies.microbatches import microbatch_size, microbatches_for
+from scalewise.strategies.schedules import Kind, schedule_of
+from scalewise.strategies.stage_cuts import stage_ranges
+from scalewise.strategies.stages_plan import StagesPlan
+from scalewise.strategies.strategy import IF_NONE, Backend
+
+INTERLEAVED_STAGES = 2
+"""Stages of every device where they are interleaved."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """torch.distributed.pipelining. With m micro-batches p devices idle (p-1)/(m+p-1) of the time."""
+
+    name: ClassVar[str] = "pipeline"
+    summary: ClassVar[str] = "stages on different devices, kept busy by micro-batches (torch.distributed.pipelining)"
+    exact: ClassVar[bool] = True
+
+    microbatches: int | None = field(default=None, metadata={IF_NONE: "up to 4 per device if not given"})
+    """Parts of a batch; a batch that does not divide is padded with samples of no weight."""
+    schedule: Kind = "1f1b"
+    """gpipe: all forward, then all backward. 1f1b: backward as soon as can be, which holds fewer activations.
+    interleaved: two stages on every device, for half the idle time and twice the messages."""
+    checkpoint: bool = False
+    """Keep only what a stage is given, and compute the rest once more for backward."""
+    cut: str = ""
+    """Modules that begin the second, third, ... stage: 'encoder.3+decoder.1'; empty: where stages are balanced."""
+
+    @property
+    def stages_each(self) -> int:
+        """Of every device."""
+        return INTERLEAVED_STAGES if self.schedule == "interleaved" else 1
+
+    def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
+        builder = PlanBuilder()
+        count = microbatches_for(batch, devices, self.schedule, self.microbatches)
+        ranges = stage_ranges(footprint.sections, devices * self.stages_each, batch, self.cut)
+        size = microbatch_size(batch, count)
+        stages = StagesPlan(footprint, ranges, range(devices), backend, size, recompute=self.checkpoint)
+        ends = stages.add_to(builder, schedule_of(self.schedule, devices, self.stages_each, count))
+        stages.add_update(builder, ends, batch)
+        return builder.plan()

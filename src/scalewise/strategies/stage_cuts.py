@@ -1,0 +1,96 @@
+"""Where a model is cut into stages: decided here, for plans and engines alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+from scalewise.errors import UserError
+from scalewise.plan import Section
+from scalewise.spec import unknown
+
+FLOPS_PER_BYTE = 10
+"""Flops that take a device as long as moving one byte: 5 to 20 on CPU cores and GPUs in float32."""
+SLACK = 1.05
+"""Cuts whose slowest stage takes this much longer than that of the best are as good; what is held and sent decides."""
+MODEL_COPIES = 4
+"""Weights, gradients and Adam's two moments."""
+
+
+def cost_of(section: Section) -> int:
+    """In flops: of what is computed, and of what is moved."""
+    return section.flops + FLOPS_PER_BYTE * section.kept_bytes
+
+
+def stage_ranges(sections: Sequence[Section], stages: int, samples: int, cut: str = "") -> list[range]:
+    """The sections of every stage: as named, 'encoder.3+decoder.1' beginning the second and third, or balanced."""
+    if cut:
+        return _named(sections, stages, cut.split("+"))
+    if not sections and stages > 1:
+        raise UserError(
+            "this model says nowhere that it can be cut into stages; name the places with cut=MODULE+MODULE"
+        )
+    if stages > max(len(sections), 1):
+        raise UserError(
+            f"{stages} stages are too many for this model: it can be cut into {len(sections)} at most "
+            f"({_names(sections)}); use fewer devices"
+        )
+    return _balanced(sections, stages, samples) if stages > 1 else [range(len(sections))]
+
+
+def _named(sections: Sequence[Section], stages: int, names: list[str]) -> list[range]:
+    known = [section.name for section in sections]
+    for name in names:
+        if name not in known[1:]:
+            if name in known[:1]:
+                raise UserError(f"'{name}' begins the model: a cut before it leaves the first stage empty")
+            raise unknown("place to cut", name, known[1:])
+    starts = sorted({known.index(name) for name in names})
+    if len(starts) + 1 != stages:
+        raise UserError(
+            f"cut={'+'.join(names)} makes {len(starts) + 1} stages, and these devices need {stages}; name "
+            f"{stages - 1} places, or use other --devices"
+        )
+    bounds = [0, *starts, len(sections)]
+    return [range(first, end) for first, end in pairwise(bounds)]
+
+
+def _balanced(sections: Sequence[Section], stages: int, samples: int) -> list[range]:
+    """The quickest slowest stage; among those as good, the least memory on one device, then the least to send."""
+    costs = [0, *accumulate(map(cost_of, sections))]
+    held = [0, *accumulate(MODEL_COPIES * each.parameter_bytes + samples * each.kept_bytes for each in sections)]
+    tenth = max(held[-1] // 10, 1)
+    quickest, _ = _best(len(sections), stages, lambda first, end: (costs[end] - costs[first], 0))
+
+    def worth(first: int, end: int) -> tuple[int, int] | None:
+        if costs[end] - costs[first] > SLACK * quickest[0]:
+            return None
+        sent = sum(sections[end - 1].passed_bytes) if end < len(sections) else 0
+        return (held[end] - held[first]) // tenth, sent
+
+    _, bounds = _best(len(sections), stages, worth)
+    return [range(first, end) for first, end in pairwise(bounds)]
+
+
+Worth = tuple[int, int]
+"""Of a stage: something whose largest counts, and something whose sum counts where that is equal; less is better."""
+
+
+def _best(count: int, stages: int, worth: Callable[[int, int], Worth | None]) -> tuple[Worth, tuple[int, ...]]:
+    """The best way to cut `count` things in a row into `stages` runs, none empty: its worth, and the bounds."""
+    found: dict[int, tuple[Worth, tuple[int, ...]]] = {0: ((0, 0), (0,))}
+    for stage in range(1, stages + 1):
+        reached: dict[int, tuple[Worth, tuple[int, ...]]] = {}
+        for first, ((most, total), bounds) in found.items():
+            for end in range(first + 1, count - (stages - stage) + 1):
+                if own := worth(first, end):
+                    new = (max(most, own[0]), total + own[1])
+                    if end not in reached or new < reached[end][0]:
+                        reached[end] = new, (*bounds, end)
+        found = reached
+    return found[count]
+
+
+def _names(sections: Sequence[Section]) -> str:
+    shown = [section.name for section in sections]
+    return ", ".join(shown if len(shown) <= 12 else [*shown[:8], "...", shown[-1]])

@@ -1,0 +1,116 @@
+"""The plan shared by strategies that put stages of a model on different devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from scalewise.collectives import point_to_point
+from scalewise.collectives.send import Send
+from scalewise.plan import Ends, Footprint, PlanBuilder
+from scalewise.strategies.schedules import Work
+from scalewise.strategies.stage_cuts import cost_of
+from scalewise.strategies.strategy import Backend
+
+NOTICE_BYTES = 1
+
+
+@dataclass(frozen=True)
+class StagesPlan:
+    """One step of stages in a row: stage s is on the device `ranks[s % len(ranks)]`."""
+
+    footprint: Footprint
+    ranges: Sequence[range]
+    """The sections of every stage."""
+    ranks: Sequence[int]
+    backend: Backend
+    samples: int
+    """Of each micro-batch."""
+    notices: bool = False
+    """A byte goes ahead of every message, so that waiting for it and receiving it can be told apart."""
+    recompute: bool = False
+    """Stages keep only what they are given, and go forward once more before backward."""
+
+    def add_to(self, builder: PlanBuilder, schedule: Sequence[Sequence[Work]]) -> Ends:
+        """Everything up to the update: for each rank, what that waits for.
+
+        rank 0  load | forward 0 | forward 1 |           |            | backward 0 | backward 1
+        link               | receive 0 | receive 1       | receive 0  | receive 1
+        rank 1                         | forward 0, loss | backward 0 | forward 1, loss | backward 1
+        """
+        done: dict[int, tuple[int, ...]] = {}
+        whole = self.samples * max(work.microbatch + 1 for works in schedule for work in works)
+        for rank in {self.ranks[0]: 0, self._home(len(self.ranges) - 1): 0}:
+            done[rank] = builder.compute("load", rank, whole)
+        arrived: dict[Work, tuple[int, ...]] = {}
+        waiting = [list(works) for works in schedule]
+        while any(waiting):
+            for works in waiting:
+                while works and self._can_start(works[0], arrived):
+                    work = works.pop(0)
+                    rank = self._home(work.stage)
+                    before = done.get(rank, ()) + arrived.get(work, ())
+                    done[rank] = self._compute(builder, work, rank, before)
+                    self._pass_on(builder, work, done[rank], arrived)
+        return done
+
+    def add_update(self, builder: PlanBuilder, after: Ends, batch: int) -> None:
+        total = sum(section.parameter_bytes for section in self.footprint.sections)
+        for rank in self.ranks:
+            own = sum(
+                self.footprint.sections[at].parameter_bytes
+                for stage, sections in enumerate(self.ranges)
+                if self._home(stage) == rank
+                for at in sections
+            )
+            if own or not total:
+                builder.compute("update", rank, batch, after.get(rank, ()), own / total if total else 1.0)
+
+    @cached_property
+    def _shares(self) -> list[float]:
+        """Of every stage in what a device alone would compute."""
+        costs = [cost_of(section) for section in self.footprint.sections]
+        return [sum(costs[at] for at in stage) / sum(costs) if any(costs) else 1.0 for stage in self.ranges]
+
+    def _home(self, stage: int) -> int:
+        return self.ranks[stage % len(self.ranks)]
+
+    def _can_start(self, work: Work, arrived: dict[Work, tuple[int, ...]]) -> bool:
+        return work in arrived or (work.phase == "forward" and work.stage == 0)
+
+    def _compute(self, builder: PlanBuilder, work: Work, rank: int, before: tuple[int, ...]) -> tuple[int, ...]:
+        share = self._shares[work.stage]
+        if work.phase == "backward" and self.recompute:
+            before = builder.compute("forward", rank, self.samples, before, share)
+        done = builder.compute(work.phase, rank, self.samples, before, share)
+        if work.phase == "forward" and work.stage == len(self.ranges) - 1:
+            done = builder.compute("loss", rank, self.samples, done)
+        return done
+
+    def _pass_on(
+        self, builder: PlanBuilder, work: Work, done: tuple[int, ...], arrived: dict[Work, tuple[int, ...]]
+    ) -> None:
+        """To the next stage, or the one before; or nowhere, once the model has been gone through."""
+        last = len(self.ranges) - 1
+        if work.phase == "forward" and work.stage == last:
+            arrived[Work("backward", last, work.microbatch)] = done
+            return
+        stage = work.stage + (1 if work.phase == "forward" else -1)
+        if stage < 0:
+            return
+        border = self.footprint.sections[self.ranges[min(work.stage, stage)].stop - 1]
+        sizes = border.passed_bytes if work.phase == "forward" else border.returned_bytes
+        source, target = self._home(work.stage), self._home(stage)
+        following = Work(work.phase, stage, work.microbatch)
+        if source == target:
+            arrived[following] = done
+            return
+        ends = builder.transfer("receive", self._messages(source, target, sizes), {source: done})
+        arrived[following] = ends.get(target, done)
+
+    def _messages(self, source: int, target: int, sizes: Sequence[int]) -> list[Send]:
+        bytes = [size * self.samples for size in sizes]
+        if self.notices and bytes:
+            bytes.insert(0, NOTICE_BYTES)
+        return [send for size in bytes for send in point_to_point(self.backend, source, target, size)]

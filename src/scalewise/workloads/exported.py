@@ -1,0 +1,136 @@
+"""A model that says nowhere how it can be cut, cut by torch.export: before named modules, or before each of its layers.
+
+What a later part needs is handed on from part to part, so that parts only ever talk to their neighbours.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.distributed.pipelining import SplitPoint, pipeline
+
+from scalewise.errors import UserError
+from scalewise.spec import unknown
+from scalewise.workloads.chain import Part, whole_part
+from scalewise.workloads.workload import Workload
+
+ADVICE = "write it as an nn.Sequential, or say its stages with Workload(stages=...)"
+
+
+def exported_chain(workload: Workload, model: nn.Module, inputs: Tensor, names: Sequence[str]) -> tuple[Part, ...]:
+    """Parts for just so many samples at a time. `names`: modules that begin a part; none: every layer does."""
+    paths = [path for path, _ in model.named_modules() if path]
+    for name in names:
+        if name not in paths:
+            raise unknown("module to cut at", name, _layers(model) or paths)
+    calls = _calls(workload, model, inputs, names or _layers(model))
+    for name in names:
+        if calls.count(name) != 1:
+            raise UserError(
+                f"'{workload.name}' cannot be cut at '{name}', which is called {calls.count(name)} times per step; "
+                "name a module that is called once"
+            )
+    order = [name for name in calls if calls.count(name) == 1]
+    cuts = order if names else order[1:]
+    if not cuts:
+        return (whole_part(model),)
+    try:
+        with _quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            split = pipeline(model, (inputs,), split_spec=dict.fromkeys(cuts, SplitPoint.BEGINNING)).split_gm
+    except Exception as error:
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(
+            f"'{workload.name}' cannot be cut at {', '.join(cuts)}: torch.export fails with {type(error).__name__}: "
+            f"{said}; {ADVICE}"
+        ) from error
+    return _parts(workload, split, [order[0] if not names else "the beginning", *cuts])
+
+
+def _layers(model: nn.Module) -> list[str]:
+    """Elements of its outermost lists of layers, and whatever else it is made of."""
+    found: list[str] = []
+    for name, child in model.named_children():
+        if isinstance(child, (nn.ModuleList, nn.Sequential)):
+            found += [f"{name}.{inner}" for inner, _ in child.named_children()]
+        elif any(isinstance(each, nn.ModuleList) for each in child.modules()):
+            found += [f"{name}.{inner}" for inner in _layers(child)]
+        else:
+            found.append(name)
+    return found
+
+
+def _calls(workload: Workload, model: nn.Module, inputs: Tensor, names: Sequence[str]) -> list[str]:
+    """Of these modules, in order."""
+    calls: list[str] = []
+    with ExitStack() as hooks, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for name in names:
+            note = _note(calls, name)
+            hooks.callback(model.get_submodule(name).register_forward_pre_hook(note).remove)
+        try:
+            model(inputs)
+        except Exception as error:
+            message = " ".join(str(error).split())
+            raise UserError(f"'{workload.name}' fails on its own data: {type(error).__name__}: {message}") from error
+    return calls
+
+
+def _note(calls: list[str], name: str) -> Any:
+    return lambda _module, _inputs: calls.append(name)
+
+
+class _Exported(nn.Module):
+    """One part: takes what crosses the cut before it, by name, and gives what crosses the one behind it."""
+
+    def __init__(self, exported: nn.Module, call: fx.Node, takes: list[str], gives: list[str]) -> None:
+        super().__init__()
+        self.exported = exported
+        self.arguments = [each.name for each in call.all_input_nodes]
+        self.makes = {call.name: None} | {
+            user.name: user.args[1] for user in call.users if user.target is operator.getitem
+        }
+        self.takes, self.gives = takes, gives
+
+    def forward(self, value: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        known = dict(zip(self.takes, (value,) if isinstance(value, Tensor) else value, strict=True))
+        made = self.exported(*(known[name] for name in self.arguments))
+        known |= {name: made if at is None else made[at] for name, at in self.makes.items()}
+        given = tuple(known[name] for name in self.gives)
+        return given[0] if len(given) == 1 else given
+
+
+def _parts(workload: Workload, split: fx.GraphModule, names: list[str]) -> tuple[Part, ...]:
+    nodes = list(split.graph.nodes)
+    [result] = [node for node in nodes if node.op == "output"]
+    calls = [node for node in nodes if node.op == "call_module"]
+    if len(result.all_input_nodes) != 1 or len(calls) != len(names):
+        raise UserError(f"'{workload.name}' cannot be cut: it must give one tensor, made by its last layer; {ADVICE}")
+    takes = [node.name for node in nodes if node.op == "placeholder"]
+    parts: list[Part] = []
+    for number, (name, call) in enumerate(zip(names, calls, strict=True)):
+        later = {need.name for each in calls[number + 1 :] for need in each.all_input_nodes}
+        later |= {need.name for need in result.all_input_nodes}
+        made = [call.name, *(user.name for user in call.users if user.target is operator.getitem)]
+        gives = [each for each in [*takes, *made] if each in later]
+        module = _Exported(split.get_submodule(str(call.target)), call, takes, gives)
+        parts.append(Part(name, module, "", within="exported."))
+        takes = gives
+    return tuple(parts)
+
+
+class _quiet:
+    """torch.export remarks on what it does; a refusal is told by us."""
+
+    def __enter__(self) -> None:
+        self.level = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+
+    def __exit__(self, *_: object) -> None:
+        logging.disable(self.level)
