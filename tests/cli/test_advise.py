@@ -70,7 +70,6 @@ def test_the_best_rows_step_opens_in_perfetto(scalewise: Run, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["linear"], ["no cluster named", "scalewise list clusters"]),
         (["--cluster", "4x-gtx-1080-ti"], ["name a WORKLOAD, or give --profile FILE"]),
         (["linear", "--cluster", "4x-gtx"], ["unknown cluster '4x-gtx'", "4x-gtx-1080-ti"]),
         (["linear", *STUDY, "--devices", "8"], ["4x-gtx-1080-ti has 1 to 4 devices, not 8"]),

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scalewise.clusters.cluster import Cluster
+from scalewise.errors import UserError
 from scalewise.prediction.predict import Prediction, Predictor
 from scalewise.simulation.layout import packed
 from scalewise.strategies.single import Single
@@ -66,9 +67,13 @@ def strategy_text(strategy: Strategy) -> str:
 
 
 def rows_of(
-    predictor: Predictor, strategies: Sequence[Strategy], devices: Sequence[int], batches: Sequence[int]
+    predictor: Predictor,
+    strategies: Sequence[Strategy],
+    devices: Sequence[int],
+    batches: Sequence[int],
+    leave_out: bool = False,
 ) -> list[Row]:
-    """One device first, at each batch."""
+    """One device first, at each batch. `leave_out`: what a strategy refuses has no row."""
     rows: list[Row] = []
     for batch in batches:
         alone = predictor.predict(Single(), 1, batch)
@@ -77,8 +82,13 @@ def rows_of(
         )
         for strategy in strategies:
             for count in devices:
-                if count > 1 and reaches(strategy, predictor.cluster, count):
+                if count == 1 or not reaches(strategy, predictor.cluster, count):
+                    continue
+                try:
                     rows.append(row_of(predictor, strategy, count, batch, alone))
+                except UserError:
+                    if not leave_out:
+                        raise
     return rows
 
 

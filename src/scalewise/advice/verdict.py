@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalewise.advice.break_even import BreakEven, break_even
+from scalewise.advice.break_even import BreakEven, SLOWEST_GBps, break_even
 from scalewise.advice.changes import Change, changes_of
 from scalewise.advice.rows import Row
 from scalewise.phases import BETWEEN_DEVICES
@@ -128,6 +128,6 @@ def _even_text(even: BreakEven, row: Row) -> str:
         batch = f"from batch {even.batch:,} on" if even.batch else "at no batch that fits"
         link = f"with links of {even.bandwidth_GBps:.3g} GB/s" if even.bandwidth_GBps else "with no link, however fast"
         parts.append(f"{row.name} on {made.devices} devices would be faster than one {batch}, or {link}.")
-    elif even.bandwidth_GBps:
+    elif even.bandwidth_GBps and even.bandwidth_GBps > 2 * SLOWEST_GBps:
         parts.append(f"Links slower than {even.bandwidth_GBps:.3g} GB/s would undo it.")
     return " ".join(parts)

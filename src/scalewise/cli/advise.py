@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from scalewise.atomic import check_writable
 from scalewise.cli import options
 from scalewise.cli.lists import whole_numbers
 from scalewise.errors import UserError
@@ -24,8 +25,8 @@ def advise(
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="A name of `scalewise list clusters`, a TOML file, or '8 x a100-nvlink, 4 hosts, 100gbe'.",
-            show_default=False,
+            help="here, a name of `scalewise list clusters`, a TOML file, or '8 x a100-nvlink, 4 hosts, 100gbe'.",
+            show_default="here: this machine",
         ),
     ] = None,
     profile: Annotated[
@@ -48,30 +49,61 @@ def advise(
         int | None, typer.Option(help="The batch of every device instead, over all of them.", show_default=False)
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Samples per epoch.", show_default="the profile's")] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Fit the links to what `scalewise measure` timed there; one cell on two devices is enough.",
+            show_default=False,
+        ),
+    ] = None,
+    save_profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what one device costs.", show_default=False)
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Profile again, whatever is kept from before.")] = False,
+    data: options.DataPath = None,
+    input: options.InputShape = None,
+    classes: options.Classes = None,
+    precision: options.Precision = "fp32",
+    load: options.Load = "auto",
     trace: Annotated[
         Path | None, typer.Option(help="Write the best row's simulated step as a Chrome trace.", show_default=False)
     ] = None,
     json: options.Json = False,
 ) -> None:
     """Predict strategies x devices x batches on a cluster from one device, and say whether more would be faster."""
-    from scalewise.cli.output import show
-    from scalewise.verbs.advise import advise as verb
-
     if batch and batch_per_device:
         raise UserError("give --batch or --batch-per-device, not both")
     if samples is not None and samples < 1:
         raise UserError(f"--samples is {samples}; it must be 1 or more")
-    result = verb(
-        workload,
-        profile=profile,
-        step_time=step_time,
-        cluster=cluster,
-        strategy=strategy or (),
-        devices=whole_numbers("--devices", devices) if devices else (),
-        batch=whole_numbers("--batch", batch) if batch else (),
-        batch_per_device=batch_per_device,
-        samples=samples,
-    )
+    for path in (save_profile, trace):
+        if path:
+            check_writable(path)
+    from scalewise.cli.output import show
+    from scalewise.cli.progress import spinning
+    from scalewise.verbs.advise import advise as verb
+
+    with spinning("profiling one device") as tell:
+        result = verb(
+            workload,
+            profile=profile,
+            step_time=step_time,
+            cluster=cluster,
+            strategy=strategy or (),
+            devices=whole_numbers("--devices", devices) if devices else (),
+            batch=whole_numbers("--batch", batch) if batch else (),
+            batch_per_device=batch_per_device,
+            samples=samples,
+            calibrate=calibrate,
+            save_profile=save_profile,
+            fresh=fresh,
+            precision=precision,
+            load=load,
+            data=data,
+            input_shape=input,
+            classes=classes,
+            on_progress=tell,
+        )
     if trace:
         result.write_trace(trace)
     show(result, json)

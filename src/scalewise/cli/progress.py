@@ -63,6 +63,13 @@ def telling(what: str) -> Iterator[Callable[[str], None]]:
         yield tell
 
 
+@contextmanager
+def spinning(what: str) -> Iterator[Callable[[str], None]]:
+    """What has just come to pass, beside a spinner; nothing when piped."""
+    with Console(stderr=True, quiet=not sys.stderr.isatty()).status(what) as status:
+        yield status.update
+
+
 def warn_of_oversubscription(devices: int, device_kind: str, cores_per_device: int) -> None:
     """Before ranks start, which takes long when there are many."""
     from scalewise.session.cores import allowed_cores

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from scalewise.validation.cell import Cell, decisions_of, errors_of
 
-InSample = Literal["no", "partly", "yes", "other models"]
+InSample = Literal["no", "partly", "yes", "other models", "other cells"]
 
 
 @dataclass(frozen=True)

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scalewise.advice.advice import Advice
-from scalewise.advice.device import check_device, same_device
-from scalewise.advice.given import given_profile, step_time_of
 from scalewise.advice.rows import rows_of
 from scalewise.advice.verdict import verdict_of
-from scalewise.clusters.catalogue import cluster_of
 from scalewise.clusters.cluster import Cluster
 from scalewise.errors import UserError
 from scalewise.prediction.predict import Predictor
-from scalewise.published.models import OUTLINES, outlined_profile
-from scalewise.published.stevens import MODELS, stevens_profile
-from scalewise.results.profile import LayerCost, Profile, ProfileDocument
+from scalewise.results.profile import Profile
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 from scalewise.strategies.strategy import Strategy
+from scalewise.verbs.cluster_named import HERE, cluster_named
+from scalewise.verbs.one_device import Asked, known_of
+
+if TYPE_CHECKING:
+    from scalewise.step.settings import Precision
+    from scalewise.workloads.workload import Workload
 
 
 def advise(
-    workload: str | None = None,
+    workload: str | Workload | None = None,
     *,
     profile: Path | str | Profile | None = None,
     step_time: str | None = None,
@@ -33,36 +36,55 @@ def advise(
     batch: Sequence[int] = (),
     batch_per_device: int | None = None,
     samples: int | None = None,
+    calibrate: Path | str | None = None,
+    save_profile: Path | str | None = None,
+    fresh: bool = False,
+    precision: Precision = "fp32",
+    load: str = "auto",
+    data: Path | str | None = None,
+    input_shape: str | None = None,
+    classes: int | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> Advice:
-    """Predict strategies x devices x batches on a cluster, and say what to do.
+    """Predict strategies x devices x batches on a cluster (this machine, if none is named), and say what to do.
 
     >>> print(scalewise.advise("linear", cluster="4x-gtx-1080-ti", batch=[100]))
     """
-    if cluster is None:
-        raise UserError(
-            "no cluster named; give --cluster a name (see scalewise list clusters), a TOML file, "
-            "or '8 x a100-nvlink, 4 hosts, 100gbe'"
-        )
-    place = cluster_of(cluster) if isinstance(cluster, str) else cluster
-    document, source = _profile(workload, profile, step_time, place, batch)
-    if not document.steps:
-        raise UserError(f"the profile of {document.workload} has no steps")
+    if workload is None and profile is None:
+        raise UserError("nothing to advise on; name a WORKLOAD, or give --profile FILE")
+    chosen = [strategy_of(text) for text in strategy]
+    place, links = cluster_named(cluster or HERE, on_progress)
     counts = list(devices) or _counts(place.size)
     for count in counts:
         if not 1 <= count <= place.size:
             raise UserError(f"{place.name} has 1 to {place.size} devices, not {count}")
-    batches = list(batch) or [document.steps[len(document.steps) // 2].batch]
+    batches = list(batch)
     if batch_per_device is not None:
         batches = [batch_per_device * count for count in sorted(counts, reverse=True)]
+    asked = Asked(workload, place, counts, batches, profile, step_time, precision, load, data, input_shape, classes)
+    known = known_of(replace(asked, fresh=fresh, on_progress=on_progress))
+    document = known.document
+    if save_profile is not None:
+        Profile(document).write(Path(save_profile))
+    batches = batches or [known.default_batch]
     if samples is None and step_time is not None:
         samples = max(batches)  # nobody said how many make an epoch
     if samples is not None:
         document = document.model_copy(update={"samples_per_epoch": samples})
+    if calibrate is not None:
+        from scalewise.verbs.calibrate import calibrated
+
+        place, links = calibrated(place, Path(calibrate), document)
     predictor = Predictor(document, place)
-    chosen = [strategy_of(text) for text in strategy] or _strategies(place)
-    rows = rows_of(predictor, [each for each in chosen if each.name != "single"], counts, batches)
+    # What was not asked for by name is left out where this model or cluster cannot have it.
+    rows = rows_of(predictor, several(chosen or _strategies(place)), counts, batches, leave_out=not chosen)
     first = [row for row in rows if row.prediction.batch == batches[0]]
-    return Advice(document, source, place, rows, verdict_of(predictor, first))
+    source = f"{known.source}, {links}"
+    return Advice(document, source, place, rows, verdict_of(predictor, first), known.captured)
+
+
+def several(strategies: Sequence[Strategy]) -> list[Strategy]:
+    return [strategy for strategy in strategies if strategy.name != "single"]
 
 
 def _counts(size: int) -> list[int]:
@@ -75,63 +97,3 @@ def _strategies(cluster: Cluster) -> list[Strategy]:
     threads = cluster.backend == "nccl" and cluster.hosts == 1
     made = [strategy_of(name) for name in STRATEGIES if name != "single"]
     return [strategy_of("data-parallel:engine=threads") if threads and s.name == "data-parallel" else s for s in made]
-
-
-def _profile(
-    workload: str | None,
-    profile: Path | str | Profile | None,
-    step_time: str | None,
-    cluster: Cluster,
-    batch: Sequence[int],
-) -> tuple[ProfileDocument, str]:
-    """What is known of one device, and where from."""
-    if profile is not None and step_time is not None:
-        raise UserError("give a profile or a step time, not both")
-    device = cluster.devices[0].name
-    if profile is not None:
-        read = profile if isinstance(profile, Profile) else Profile.read(Path(profile))
-        check_device(f"the profile is of {read.document.workload} on", read.document.device, cluster)
-        return read.document, "the profile given"
-    if workload is None:
-        raise UserError("nothing to advise on; name a WORKLOAD, or give --profile FILE")
-    if step_time is not None:
-        given = step_time_of(step_time)
-        source = f"one step of {given[0]:g} s at batch {given[1]} and its layers' flops"
-        if workload in OUTLINES:
-            return outlined_profile(workload, device, {given[1]: given[0]}), source
-        return given_profile(workload, device, given, *_layers(workload)), source
-    if workload in MODELS and same_device("GTX 1080 Ti", device):
-        return stevens_profile(workload), "the study's one-GPU column (E. Stevens 2020)"
-    return _measured(workload, cluster, batch), "a profile of the device here"
-
-
-def _layers(workload: str) -> tuple[tuple[LayerCost, ...], int]:
-    if workload in MODELS:
-        profile = stevens_profile(workload)
-        return profile.layers, profile.input_bytes
-    from scalewise.verbs.describe import describe
-
-    described = describe(workload)
-    layers = tuple(
-        LayerCost(
-            name=layer.name,
-            parameter_bytes=layer.parameter_bytes,
-            activation_bytes=layer.activation_bytes,
-            flops=layer.flops,
-        )
-        for layer in described.layers
-    )
-    return layers, described.input_bytes
-
-
-def _measured(workload: str, cluster: Cluster, batch: Sequence[int]) -> ProfileDocument:
-    """Of the device here, where that is the cluster's, at the batches that the question needs."""
-    import torch
-
-    from scalewise.session.hardware import device_name
-    from scalewise.verbs.profile import profile
-
-    here = device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    check_device(f"{workload} would be profiled on this machine's", here, cluster)
-    sizes = sorted({-(-size // count) for size in batch or (64,) for count in _counts(cluster.size)})
-    return profile(workload, batch=sizes).document

@@ -1,0 +1,158 @@
+"""What is known of one device on a workload, and where from: given, shipped, kept from before, or measured now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalewise.advice.device import check_device, same_device
+from scalewise.advice.given import given_profile, step_time_of
+from scalewise.clusters.cluster import Cluster
+from scalewise.errors import UserError
+from scalewise.published.models import OUTLINES, outlined_profile
+from scalewise.published.stevens import MODELS, stevens_profile
+from scalewise.results.profile import LayerCost, Profile, ProfileDocument, StepCost
+from scalewise.results.units import seconds_text
+
+if TYPE_CHECKING:
+    from scalewise.step.settings import Precision
+    from scalewise.workloads.workload import Workload
+
+SECONDS = 30.0
+"""That profiling takes at most, or about; larger batches are then extrapolated, and say so."""
+DEFAULT_BATCH = 64
+MICRO_BATCHES = 4
+"""For each device, that a pipeline makes of a batch."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one device is needed for."""
+
+    workload: str | Workload | None
+    cluster: Cluster
+    counts: Sequence[int]
+    batch: Sequence[int]
+    """Global; empty: none was named."""
+    profile: Path | str | Profile | None = None
+    step_time: str | None = None
+    precision: Precision = "fp32"
+    load: str = "auto"
+    data: Path | str | None = None
+    input_shape: str | None = None
+    classes: int | None = None
+    fresh: bool = False
+    """Time it again, whatever is kept from before."""
+    on_progress: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True)
+class Known:
+    document: ProfileDocument
+    source: str
+    """In words, for 'predicted from ...'."""
+    default_batch: int
+    captured: ProfileDocument | None = None
+    """The same as a CUDA graph, where one device can do that and several cannot."""
+
+
+def known_of(asked: Asked) -> Known:
+    if asked.profile is not None and asked.step_time is not None:
+        raise UserError("give a profile or a step time, not both")
+    if asked.profile is not None:
+        document = _read(asked.profile)
+        check_device(f"the profile is of {document.workload} on", document.device, asked.cluster)
+        return Known(document, "the profile given", _middle(document))
+    if asked.workload is None:
+        raise UserError("nothing to advise on; name a WORKLOAD, or give --profile FILE")
+    if asked.step_time is not None:
+        return _given(asked, asked.workload, asked.step_time)
+    name = asked.workload if isinstance(asked.workload, str) else ""
+    if name in MODELS and same_device("GTX 1080 Ti", asked.cluster.devices[0].name):
+        document = stevens_profile(name)
+        return Known(document, "the study's one-GPU column (E. Stevens 2020)", _middle(document))
+    return _measured(asked, asked.workload)
+
+
+def _read(profile: Path | str | Profile) -> ProfileDocument:
+    document = (profile if isinstance(profile, Profile) else Profile.read(Path(profile))).document
+    if not document.steps:
+        raise UserError(f"the profile of {document.workload} has no steps")
+    return document
+
+
+def _middle(document: ProfileDocument) -> int:
+    return document.steps[len(document.steps) // 2].batch
+
+
+def _given(asked: Asked, workload: str | Workload, step_time: str) -> Known:
+    seconds, batch = step_time_of(step_time)
+    device = asked.cluster.devices[0].name
+    source = f"one step of {seconds:g} s at batch {batch} and its layers' flops"
+    if isinstance(workload, str) and workload in OUTLINES:
+        return Known(outlined_profile(workload, device, {batch: seconds}), source, batch)
+    layers, input_bytes = _layers(workload, asked)
+    name = workload if isinstance(workload, str) else workload.name
+    return Known(given_profile(name, device, (seconds, batch), layers, input_bytes), source, batch)
+
+
+def _layers(workload: str | Workload, asked: Asked) -> tuple[tuple[LayerCost, ...], int]:
+    if isinstance(workload, str) and workload in MODELS:
+        profile = stevens_profile(workload)
+        return profile.layers, profile.input_bytes
+    from scalewise.verbs.describe import describe
+    from scalewise.verbs.outline import layer_costs
+
+    described = describe(workload, asked.input_shape, asked.classes)
+    return layer_costs(described), described.input_bytes
+
+
+def _measured(asked: Asked, workload: str | Workload) -> Known:
+    """Of the device here, where that is the cluster's, at the batches that the question needs."""
+    import torch
+
+    from scalewise.session.hardware import device_name
+    from scalewise.verbs.profile import profile
+
+    on_gpu = torch.cuda.is_available() and asked.cluster.backend == "nccl"
+    name = workload if isinstance(workload, str) else workload.name
+    check_device(
+        f"{name} would be profiled on this machine's",
+        device_name(torch.device("cuda" if on_gpu else "cpu")),
+        asked.cluster,
+    )
+    shares = {part for count in asked.counts for part in (count, count * MICRO_BATCHES)} | {1}
+    sizes = sorted({-(-size // part) for size in asked.batch or (DEFAULT_BATCH,) for part in shares})
+
+    def timed_one(cost: StepCost) -> None:
+        if asked.on_progress:
+            asked.on_progress(f"one device, batch {cost.batch}: {seconds_text(cost.seconds)} per step")
+
+    def timed(execution: str, sizes: Sequence[int]) -> Profile:
+        return profile(
+            workload,
+            batch=sizes,
+            device_kind="cuda" if on_gpu else "cpu",
+            precision=asked.precision,
+            execution=execution,  # type: ignore[arg-type]
+            load=asked.load,
+            data=asked.data,
+            input_shape=asked.input_shape,
+            classes=asked.classes,
+            seconds=SECONDS,
+            cached=not asked.fresh,
+            on_batch=timed_one,
+        )
+
+    # Steps of several devices are eager: only eager ones of one device are like them.
+    eager = timed("eager", sizes)
+    captured = timed("auto", sizes[-1:]).document if on_gpu else None
+    source = "a profile of the device here" + (f", {eager.note}; --fresh makes a new one" if eager.note else "")
+    return Known(
+        eager.document,
+        source,
+        min(DEFAULT_BATCH, eager.document.steps[-1].batch),
+        captured if captured and captured.execution == "graph" else None,
+    )
