@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 import scalewise
-from scalewise.session.devices import MEMORY_LIMIT
 from scalewise.session.hardware import device_name
+from scalewise.step.room import MEMORY_LIMIT
 
 LAYERS = 32
 LEARNING_RATE = 1e-5

@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from scalewise.data.data import DataRequest
 from scalewise.engines.engine import Job, Place
 from scalewise.engines.single import build
-from scalewise.session.allocator import keep_freed_memory
 from scalewise.session.hardware import device_name
+from scalewise.step.allocator import keep_freed_memory
 from scalewise.step.clock import Times, make_clock
 from scalewise.step.precision import set_precision
 from scalewise.step.settings import MOST_PENDING_STEPS, Settings, steps_per_epoch

@@ -29,6 +29,10 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
         ["unknown option of mirrored 'buckets'", "bucket_MB"],
     ),
     "no such device kind": ("train linear --device-kind gpu", ["'gpu'", "'auto', 'cpu', 'cuda', 'slice'"]),
+    "a kind of device for an experiment that chooses its own": (
+        "reproduce stevens --out here --device-kind cpu",
+        ["experiment 'stevens' chooses its devices itself; leave --device-kind cpu out"],
+    ),
     "no such precision": ("train linear --precision fp64", ["'fp64'", "'fp32', 'tf32', 'bf16'"]),
     "no such execution": ("train linear --execution lazy", ["'lazy'", "'eager', 'graph', 'auto'"]),
     "no such optimizer": (

@@ -19,11 +19,15 @@ def reproduce(
     ],
     out: Annotated[Path, typer.Option(help="Folder for measurements, figures and findings.", show_default=False)],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cells and steps: minutes instead of hours.")] = False,
+    device_kind: options.DeviceKind = "auto",
     json: options.Json = False,
 ) -> None:
     """Run one of the documents' experiments on this machine, draw it, and say which of its findings hold here."""
     if experiment not in EXPERIMENTS:
         raise unknown("experiment", experiment, EXPERIMENTS)
+    chosen = EXPERIMENTS[experiment]
+    if device_kind != "auto" and not chosen.on_any_kind:
+        raise UserError(f"experiment '{experiment}' chooses its devices itself; leave --device-kind {device_kind} out")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out is {out}, which is a file; name a folder")
     try:
@@ -34,7 +38,7 @@ def reproduce(
     from scalewise.cli.progress import telling
 
     with telling(experiment) as tell:
-        result = EXPERIMENTS[experiment].load()(out, quick, tell)
+        result = chosen.load()(out, quick, tell, **({"device_kind": device_kind} if chosen.on_any_kind else {}))
     show(result, json)
     if result.failed:
         raise RunFailed(f"{result.failed} of the experiment's runs did not come through; see {out}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
 
 Tell = Callable[[str], None]
 """Told what is being done, a line at a time."""
-Run: TypeAlias = "Callable[[Path, bool, Tell], ExperimentResult]"
-"""(folder to write to, quick, tell)."""
+Run: TypeAlias = "Callable[..., ExperimentResult]"
+"""(folder to write to, quick, tell), and `device_kind` where it is for any."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,8 @@ class Experiment:
     summary: str
     module: str
     """Has a function `run`."""
+    on_any_kind: bool = False
+    """Its `run` takes a `device_kind` too."""
 
     def load(self) -> Run:
         return import_module(self.module).run  # type: ignore[no-any-return]
@@ -31,6 +32,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     "stevens": Experiment(
         "the 2020 study: two models, 1 to 4 devices, 12 batches; who gains, who chokes, and which findings hold here",
         "scalewise.experiments.stevens",
+    ),
+    "unet": Experiment(
+        "the survey's table 2: a U-Net on one device, data and model parallel on two; then models that grow",
+        "scalewise.experiments.unet",
+        on_any_kind=True,
     ),
     "gpu-vs-cpu": Experiment(
         "memory bandwidth, a convolution over batch sizes, tasks too small to move, cores left free",

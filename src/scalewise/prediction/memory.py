@@ -2,25 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
+
 from scalewise.prediction.costs import Costs
+from scalewise.prediction.footprint import footprint_of
+from scalewise.prediction.held import Held, LayerMemory, Layers, Run
+from scalewise.prediction.holdings import held_by, samples_at_a_time
 from scalewise.results.profile import ProfileDocument
 from scalewise.strategies.strategy import Strategy
 
-MODEL_COPIES = 4
-"""Weights, gradients and Adam's two moments."""
-ACTIVATION_COPIES = 2
-"""What every layer puts out, and its gradient."""
-FLAT_COPIES = {"mirrored": 1, "ring": 1}
-"""Gradients once more, in buckets."""
+OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "momentum": 1, "adagrad": 1}
+"""Of the weights, as the optimizer's state; the others keep next to nothing."""
 
 
-def memory_bytes(profile: ProfileDocument, costs: Costs, strategy: Strategy, batch_per_device: int) -> int:
-    """From the profiled peaks, in a straight line through the batches; else counted from the layers."""
-    extra = FLAT_COPIES.get(strategy.name, 0) * profile.parameter_bytes
+@dataclass(frozen=True)
+class Memory:
+    """What a device's bytes are for, at the moment when they are the most."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    inputs: int = 0
+    buffers: int = 0
+
+    @property
+    def parts(self) -> dict[str, int]:
+        return asdict(self)
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def peak_memory(held: Held, optimizer: str = "adam") -> Memory:
+    """Of all moments of a step the one with the most: activations go while gradients come.
+
+    activations  ######  ####    ##
+    gradients            ##      ####    ######
+                 loss    backward        update
+    """
+    return max(_moments(held, optimizer), key=lambda moment: moment.total)
+
+
+def _moments(held: Held, optimizer: str) -> Iterator[Memory]:
+    trained = sum(sum(layer.parameters) for layer in held.layers)
+    frozen = sum(layer.frozen_bytes for layer in held.layers)
+    always = Memory(
+        weights=frozen + (trained if held.lent_bytes is None else held.lent_bytes),
+        optimizer=OPTIMIZER_COPIES.get(optimizer, 0) * trained if held.updates else 0,
+        inputs=held.input_bytes,
+        buffers=held.buffer_bytes,
+    )
+    kept = list(accumulate(layer.kept_bytes for layer in held.layers))
+    made = 0
+    for layer, up_to_here in reversed(list(zip(held.layers, kept, strict=True))):
+        made += sum(layer.parameters)
+        complete = {"anew": made, "stay": trained, "leave": 0}[held.gradients]
+        copied = 0 if held.gradients == "anew" else max(layer.parameters, default=0)
+        others = (held.in_flight - 1) * kept[-1] + up_to_here
+        standing = trained if held.gradients == "stay" else 0
+        yield replace(always, gradients=complete + copied, activations=others + layer.backward_bytes)
+        yield replace(always, gradients=standing, activations=others + layer.forward_bytes)
+    yield replace(always, gradients=(0 if held.gradients == "leave" else trained) + held.flat_bytes)
+
+
+def memory_bytes(
+    profile: ProfileDocument, costs: Costs, strategy: Strategy, batch_per_device: int, devices: int = 1
+) -> int:
+    """From the profiled peaks of one device, in a straight line through the batches, and what the strategy holds more
+    or less than one device would; without peaks all is counted from the layers."""
+    run = Run(devices, batch_per_device * devices, footprint_of(profile))
+    layers = _layers_of(profile, samples_at_a_time(strategy, run))
+    # Of many devices some are like others: the first ones, one in the middle and the last tell enough.
+    ranks = range(devices) if devices <= 8 else (0, 1, devices // 2, devices - 1)
+    counted = max(peak_memory(held_by(strategy, rank, run, layers)).total for rank in ranks)
     peaks = [(step.batch, step.peak_memory_bytes) for step in costs.steps if step.peak_memory_bytes]
-    activations = ACTIVATION_COPIES * sum(layer.activation_bytes for layer in profile.layers)
     if not peaks:
-        return MODEL_COPIES * profile.parameter_bytes + activations * batch_per_device + extra
+        return counted
     (first, low), (last, high) = peaks[0], peaks[-1]
-    per_sample = (high - low) / (last - first) if last > first else activations
-    return round(max(low + per_sample * (batch_per_device - first), MODEL_COPIES * profile.parameter_bytes)) + extra
+    alone = peak_memory(Held(_layers_of(profile, batch_per_device), run.inputs(batch_per_device))).total
+    kept = sum(layer.activation_bytes for layer in profile.layers)
+    per_sample = (high - low) / (last - first) if last > first else 2 * kept
+    measured = low + per_sample * (batch_per_device - first)
+    return round(max(measured, 4 * profile.parameter_bytes)) + counted - alone
+
+
+def _layers_of(profile: ProfileDocument, samples: int) -> Layers:
+    """A profile has only what each layer puts out: backward needs that, its gradient, and the one it passes on."""
+    if not profile.layers:
+        return (LayerMemory("", (profile.parameter_bytes,), 0, 0, 0),)
+    before = [profile.input_bytes, *(layer.activation_bytes for layer in profile.layers)]
+    return tuple(
+        LayerMemory(layer.name, (layer.parameter_bytes,), layer.activation_bytes * samples, 0, sum(around) * samples)
+        for layer, around in zip(profile.layers, pairwise(before), strict=True)
+    )

@@ -33,6 +33,31 @@ class BytesPerStep:
 
 
 @dataclass(frozen=True)
+class MemoryPerDevice:
+    """Bytes at the peak of a step on the rank that needs the most, as planned and as measured."""
+
+    planned: int | None
+    """None: the model cannot be counted without real numbers."""
+    measured: int | None
+    """None: the run was too short to watch."""
+    parts: dict[str, int]
+    """Of what is planned, at its peak."""
+    planned_by_rank: list[int]
+    measured_by_rank: list[int | None]
+    measured_by: Literal["cuda allocator", "cpu allocator"]
+    """Torch's: on a GPU over the whole run, samples that live there included; on the CPU over two steps of the warm-up,
+    without the samples."""
+
+    @property
+    def text(self) -> str:
+        planned = f"{bytes_text(self.planned)} planned" if self.planned else "not planned"
+        measured = f"{bytes_text(self.measured)} measured" if self.measured else "not measured"
+        largest = sorted(((size, name) for name, size in self.parts.items() if size), reverse=True)
+        made_of = ", ".join(f"{name} {bytes_text(size)}" for size, name in largest)
+        return f"{planned}, {measured} at the peak on a device" + (f" ({made_of})" if made_of else "")
+
+
+@dataclass(frozen=True)
 class Staleness:
     """Versions between a worker's pull and its update, of an asynchronous run."""
 
@@ -81,6 +106,7 @@ class TrainResult(Printable):
     execution: str
     load: str
     peak_memory_bytes: int | None
+    memory: MemoryPerDevice | None = None
     samples_per_second: float | None = None
     """Of an asynchronous run, as are the next two: steps of workers overlap there."""
     staleness: Staleness | None = None
@@ -143,8 +169,8 @@ class TrainResult(Printable):
         )
         if self.bytes_per_step.planned:
             facts.append(self._traffic(self.bytes_per_step))
-        if self.peak_memory_bytes:
-            facts.append(("memory", f"{bytes_text(self.peak_memory_bytes)} peak on a device"))
+        if self.memory and (self.memory.planned or self.memory.measured):
+            facts.append(("memory", self.memory.text))
         if self.checkpoint:
             facts.append(("checkpoint", str(self.checkpoint)))
         return facts

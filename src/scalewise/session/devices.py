@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import os
 from dataclasses import replace
 
 import torch
 
 from scalewise.errors import UserError
 from scalewise.session.placement import Placement
+from scalewise.step.room import memory_limit_bytes
 
 # Every rank receives the pipes of all ranks, and a forkserver passes on at most 256 descriptors.
 MOST_DEVICES = 64
-MEMORY_LIMIT = "SCALEWISE_MEMORY_LIMIT_GB"
-"""Environment variable: caps the memory of each CUDA device, to rehearse a smaller card."""
 
 
 def settle(placement: Placement) -> Placement:
@@ -41,14 +38,7 @@ def settle(placement: Placement) -> Placement:
 
 def limit_memory(device: torch.device) -> None:
     """Let this process take no more of a CUDA device than the environment says, if it says so."""
-    text = os.environ.get(MEMORY_LIMIT)
-    if text is None:
-        return
-    try:
-        limit_GB = float(text)
-    except ValueError:
-        limit_GB = math.nan
-    if not 0 < limit_GB < math.inf:
-        raise UserError(f"{MEMORY_LIMIT} is '{text}'; it must be a number of GB above 0")
-    whole = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_GB * 1e9 / whole), device)
+    limit_bytes = memory_limit_bytes()
+    if limit_bytes is not None:
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sysconfig
 import time
@@ -15,6 +16,7 @@ import torch
 
 import scalewise
 from scalewise.errors import RunFailed, UserError
+from scalewise.step.room import MEMORY_LIMIT, DeviceFull
 from scalewise.strategies.registry import STRATEGIES
 
 Kind = Literal["died", "hang", "user", "oom", "error", "timeout", "lost"]
@@ -67,7 +69,8 @@ def from_exception(rank: int, error: BaseException, who: str | None = None) -> F
     who = who or f"rank {rank}"
     kind = _kind_of(error)
     message = str(error).strip().partition("\n")[0]
-    what = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    named = message if isinstance(error, DeviceFull) else f"{type(error).__name__}: {message}"
+    what = named if message else type(error).__name__
     details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     if isinstance(error, (UserError, RunFailed)):  # a sentence already
         return Failure(rank, kind, message, details)
@@ -107,14 +110,17 @@ def to_exception(failure: Failure) -> Exception:
 
 
 def _needs_less(error: BaseException) -> str:
-    """A device may have less memory than its host; host memory is all there is to a CPU device."""
+    """A device may have less memory than its host; without a limit, host memory is all there is to a CPU device."""
     frames = traceback.extract_tb(error.__traceback__)
-    running = {Path(frame.filename).stem.replace("_", "-") for frame in frames}
+    running = {Path(frame.filename).stem.replace("_", "-") for frame in frames} | {getattr(error, "strategy", "")}
     others = [name for name in FOR_LARGE_MODELS if name in STRATEGIES and name not in running]
-    if not isinstance(error, torch.OutOfMemoryError) or not others:
+    limited = isinstance(error, torch.OutOfMemoryError) or MEMORY_LIMIT in os.environ
+    if not limited or not others:
         return f"{_SMALLER} needs less"
-    larger = f"--strategy {' or '.join(others)} trains models larger than the device"
-    if any(frame.name == "_apply" and frame.filename == _MODULE_FILE for frame in frames):
+    named = " or ".join(filter(None, (", ".join(others[:-1]), others[-1])))
+    larger = f"--strategy {named} trains models larger than the device"
+    moving = any(frame.name == "_apply" and frame.filename == _MODULE_FILE for frame in frames)
+    if isinstance(error, DeviceFull) or moving:
         return f"the model's weights do not fit; {larger}"
     return f"{_SMALLER} needs less, and {larger}"
 
@@ -122,7 +128,10 @@ def _needs_less(error: BaseException) -> str:
 def _first_sentences(message: str) -> str:
     """What torch says of an allocation goes on to advise on its allocator: 'CUDA out of memory, tried to ...' is it."""
     first, _, rest = message.partition(". Tried to allocate ")
-    return f"{first}, tried to allocate {rest.partition('. ')[0]}" if rest else message
+    if rest:
+        return f"{first}, tried to allocate {rest.partition('. ')[0]}"
+    _, _, asked = message.partition("you tried to allocate ")
+    return f"tried to allocate {int(asked.split()[0]) / 1e6:,.3g} MB more" if asked else message
 
 
 def _where(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from scalewise.session.placement import Placement
 from scalewise.session.quota import quotas
 from scalewise.session.rendezvous import LOOPBACK, open_store
 from scalewise.session.slices import slices
+from scalewise.step.room import MEMORY_LIMIT
 
 START_SECONDS = 120.0
 
@@ -44,7 +46,8 @@ def prepare(placement: Placement) -> Iterator[Ground]:
         groups = held.enter_context(quotas(placement.slow, placement.cores_per_device))
         sliced = placement.device_kind == "slice"
         environment = held.enter_context(slices(placement.devices, placement.slice_percent)) if sliced else {}
-        yield Ground(_open_store(hosts), tuple(hosts), groups, environment)
+        limit = {MEMORY_LIMIT: os.environ[MEMORY_LIMIT]} if MEMORY_LIMIT in os.environ else {}
+        yield Ground(_open_store(hosts), tuple(hosts), groups, {**environment, **limit})
 
 
 def _open_store(hosts: list[Host]) -> TCPStore:

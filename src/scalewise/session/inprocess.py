@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from scalewise.errors import RunFailed, UserError
-from scalewise.session.allocator import keep_freed_memory
 from scalewise.session.cores import allowed_cores, core_order, cores_of, pin
 from scalewise.session.devices import limit_memory, settle
 from scalewise.session.failure import from_exception, to_exception
 from scalewise.session.placement import Placement
+from scalewise.step.allocator import keep_freed_memory
 
 
 @dataclass(frozen=True)

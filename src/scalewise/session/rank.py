@@ -23,6 +23,7 @@ from scalewise.session.crew import Crew
 from scalewise.session.failure import from_exception
 from scalewise.session.placement import Placement
 from scalewise.session.worker import Worker, join, serve_from_host, take_device
+from scalewise.step.room import MEMORY_LIMIT
 
 Result = TypeVar("Result")
 
@@ -80,6 +81,7 @@ def die_with_launcher() -> None:
 
 
 def _settle_in(orders: Orders, rank: int, channel: Connection) -> Worker:
+    os.environ.pop(MEMORY_LIMIT, None)  # the launcher's of now, not of when the forkserver was started
     os.environ.update(orders.environment)
     placement, crew = orders.placement, orders.crew
     number = crew.first + rank

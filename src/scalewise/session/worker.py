@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from scalewise.session.allocator import keep_freed_memory
 from scalewise.session.cores import allowed_cores, core_order, cores_of, pin
 from scalewise.session.crew import Crew
 from scalewise.session.devices import limit_memory
 from scalewise.session.placement import Placement
+from scalewise.step.allocator import keep_freed_memory
 
 # Ranks that start on a busy machine may be far apart: the placement's timeout counts once all are here.
 _JOIN_SECONDS = 120.0

@@ -1,11 +1,69 @@
-"""A device's peak memory, of one run alone."""
+"""A device's peak memory, of one run alone: what torch's allocator had given out at most."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy, _profiler_enabled
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+WATCHED_STEPS = 2
+"""The first makes the optimizer's state; from the second on all are alike."""
+FEWEST_STEPS = 8
+"""Of a run whose first two are warm-up."""
 
 
 def forget_peak_memory(device: torch.device) -> None:
     """This process may have trained before; where CUDA has not started there is nothing to forget."""
     if device.type == "cuda" and torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
+
+
+class PeakMemory:
+    """On a GPU torch counts by itself, over the whole run. On the CPU its profiler hears of every allocation: from
+    before the engine is built until two warm-up steps are done, so that no timed step is slowed down.
+
+    Counted is what comes from torch's own allocator in the thread that trains: tensors, and what libraries ask of torch
+    while an operation runs. The samples are loaded before, and what gloo and Python hold is not torch's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.watching = False
+        self.peak_bytes: int | None = None
+        forget_peak_memory(device)
+
+    def __enter__(self) -> PeakMemory:
+        return self
+
+    def watch(self, steps: int) -> None:
+        """From here on; not a run whose first steps are timed, nor while somebody else is profiling."""
+        if self.device.type == "cpu" and steps >= FEWEST_STEPS and not _profiler_enabled():
+            self.watching = True
+            what = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+            _enable_profiler_legacy(what)
+
+    def after_step(self, steps: int) -> None:
+        if self.watching and steps >= WATCHED_STEPS:
+            self.stop()
+
+    def stop(self) -> None:
+        if not self.watching:
+            return
+        self.watching = False
+        held = peak = 0
+        told: list[list[Any]] = _disable_profiler_legacy()
+        for events in told:
+            for event in events:
+                if event.kind() == "memory_alloc":
+                    held += event.cpu_memory_usage()
+                    peak = max(peak, held)
+        self.peak_bytes = peak
+
+    def read(self) -> int | None:
+        """None where nothing was watched."""
+        return torch.cuda.max_memory_allocated() if self.device.type == "cuda" else self.peak_bytes
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -15,12 +15,16 @@ from scalewise.engines.central_storage import CentralStorageEngine
 from scalewise.engines.engine import Engine, Job, Place
 from scalewise.engines.parameter_server import ServedEngine
 from scalewise.engines.registry import ENGINES
+from scalewise.engines.stages import HoldsStages
 from scalewise.errors import RunFailed
 from scalewise.plan import Footprint
+from scalewise.prediction.held import LayerMemory, Run
+from scalewise.prediction.holdings import samples_at_a_time
 from scalewise.step.clock import Times, make_clock
 from scalewise.step.copies import Copied
-from scalewise.step.memory import forget_peak_memory
+from scalewise.step.memory import PeakMemory
 from scalewise.step.precision import set_precision
+from scalewise.step.room import Room
 from scalewise.step.settings import MOST_PENDING_STEPS, steps_per_epoch
 from scalewise.step.shards import epoch_order
 from scalewise.timeline import Span
@@ -31,6 +35,7 @@ from scalewise.training.evaluate import accuracy_of
 from scalewise.training.interrupt import Interrupt
 from scalewise.training.request import Request
 from scalewise.workloads.footprint import footprint_of
+from scalewise.workloads.layer_memory import layers_of
 
 SECONDS_BETWEEN_REPORTS = 0.2
 
@@ -82,6 +87,8 @@ class Outcome:
     copied: Copied | None = None
     """Between host memory and the device, of a strategy that counts its copies."""
     footprint: Footprint | None = None
+    layers: tuple[LayerMemory, ...] = ()
+    """What each holds of the device, over the samples that a rank works on at a time; empty: not known."""
     interrupted: bool = False
     resumed_at: int = 0
     updates: list[Update] = field(default_factory=list)
@@ -91,6 +98,13 @@ class Outcome:
 
 def train_on(place: Place, request: Request, report: Callable[[Report], None], *, evaluate: bool = True) -> Outcome:
     """Train on this rank, from the first step or the checkpoint's, to the last."""
+    with Room(place.device, request.strategy.name) as room, PeakMemory(place.device) as peak:
+        return _train_in(room, peak, place, request, report, evaluate)
+
+
+def _train_in(
+    room: Room, peak: PeakMemory, place: Place, request: Request, report: Callable[[Report], None], evaluate: bool
+) -> Outcome:
     settings = request.settings
     settings.check()
     workload = request.resolved()
@@ -99,12 +113,13 @@ def train_on(place: Place, request: Request, report: Callable[[Report], None], *
     set_precision(settings.precision, place.device)
     torch.manual_seed(settings.seed)
     total = settings.total_steps(len(data))
-    forget_peak_memory(place.device)
     times = Times()
     job = Job(workload, data, settings, place, make_clock(place.device, times))
-    engine = ENGINES[request.strategy.name](request.strategy, job)
+    peak.watch(total)
+    with room.building():
+        engine = ENGINES[request.strategy.name](request.strategy, job)
     with Interrupt() as interrupt:
-        run = _Run(job, engine, total, report, interrupt)
+        run = _Run(job, engine, total, report, interrupt, peak)
         times.warm_up = run.warm_up
         outcome = run.outcome
         run.go()
@@ -113,9 +128,16 @@ def train_on(place: Place, request: Request, report: Callable[[Report], None], *
     outcome.epoch_seconds = run.epoch_seconds(times)
     outcome.phases = times.phases
     outcome.spans = times.spans(place.rank)
-    outcome.peak_memory_bytes = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
+    outcome.peak_memory_bytes = peak.read()
     if place.rank == 0:
         outcome.footprint = footprint_of(workload, data)
+        if isinstance(engine, HoldsStages):
+            outcome.footprint = replace(outcome.footprint, sections=engine.sections)
+        if evaluate:
+            samples = samples_at_a_time(
+                request.strategy, Run(place.world, settings.batch, outcome.footprint, accumulate=settings.accumulate)
+            )
+            outcome.layers = layers_of(workload, data, samples, place.device, settings.precision)
     if evaluate and not outcome.interrupted:
         seen = min(len(data), run.done * settings.batch)
         outcome.accuracy = accuracy_of(workload, engine.predictions, seen, settings.batch)
@@ -132,9 +154,10 @@ class _Run:
         total: int,
         report: Callable[[Report], None],
         interrupt: Interrupt,
+        peak: PeakMemory,
     ) -> None:
         self.job, self.engine, self.total = job, engine, total
-        self.report, self.interrupt = report, interrupt
+        self.report, self.interrupt, self.peak = report, interrupt, peak
         self.done = self.first = self.looked_at = 0
         self.looked = perf_counter()
         self.epochs: list[tuple[int, int, float]] = []
@@ -188,6 +211,7 @@ class _Run:
                 self.outcome.traffic.start(dist.barrier)
             self.engine.step()
             self.done += 1
+            self.peak.after_step(self.done - self.first)
             if position == end:
                 self.job.clock.close()
                 self.outcome.traffic.stop(end - first + 1, dist.barrier)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-from scalewise.results.train import BytesPerStep
+from scalewise.prediction.held import Run
+from scalewise.prediction.holdings import held_by
+from scalewise.prediction.memory import peak_memory
+from scalewise.results.train import BytesPerStep, MemoryPerDevice
 from scalewise.results.units import seconds_text
 from scalewise.session.cores import allowed_cores
 from scalewise.session.placement import Placement
 from scalewise.session.torchrun import under_torchrun
+from scalewise.strategies.layers import Layers
+from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.strategy import Backend
 from scalewise.timeline import Timeline
 from scalewise.training.loop import Outcome
@@ -58,6 +63,38 @@ def bytes_per_step(request: Request, placement: Placement, outcomes: list[Outcom
     return BytesPerStep(plan.bytes_per_step, round(sent), round(max(through)))
 
 
+def memory_of(request: Request, placement: Placement, outcomes: list[Outcome]) -> MemoryPerDevice:
+    """Planned beside measured, of every rank."""
+    first, settings = outcomes[0], request.settings
+    on_gpu = placement.device_kind != "cpu"
+    assert first.footprint is not None
+    a_sample = first.footprint.input_bytes + first.footprint.target_bytes
+    run = Run(
+        placement.devices,
+        settings.batch,
+        first.footprint,
+        on_gpu,
+        through_host=placement.device_kind == "slice",
+        accumulate=settings.accumulate,
+        resident_bytes=first.samples * a_sample if on_gpu and first.load == "device" else 0,
+    )
+    optimizer = settings.optimizer or request.resolved().optimizer
+    planned = [
+        peak_memory(held_by(request.strategy, rank, run, first.layers), optimizer)
+        for rank in range(placement.devices if first.layers else 0)
+    ]
+    measured = [outcome.peak_memory_bytes for outcome in outcomes]
+    most = max(planned, key=lambda memory: memory.total, default=None)
+    return MemoryPerDevice(
+        most.total if most else None,
+        max((each for each in measured if each is not None), default=None),
+        most.parts if most else {},
+        [memory.total for memory in planned],
+        measured,
+        "cuda allocator" if on_gpu else "cpu allocator",
+    )
+
+
 def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) -> list[str]:
     outcome = outcomes[0]
     notes = []
@@ -84,13 +121,21 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
         notes.append("weights are fetched, and gradients given, for every part of a batch; the plan is for one part")
     for rank, share in placement.slow.items():
         notes.append(f"rank {rank} was slowed down to {share:.0%} of its core")
-    return notes + _straggler(outcomes)
+    return notes + _straggler(outcomes) + _idling(request, outcomes)
 
 
 def _reached(outcomes: list[Outcome], workers: int) -> int:
     """The step that the run ended with; asynchronous workers count updates, of which each batch takes one by each."""
     tickets = [update.ticket for outcome in outcomes for update in outcome.updates]
     return max(tickets) // workers + 1 if tickets else outcomes[0].resumed_at + outcomes[0].steps
+
+
+def _idling(request: Request, outcomes: list[Outcome]) -> list[str]:
+    """Devices that wait for each other by design, each its part of the step."""
+    if not isinstance(request.strategy, (Layers, Pipeline)) or len(outcomes) == 1:
+        return []
+    parts = [outcome.phases.get("idle", 0.0) / (sum(outcome.phases.values()) or 1.0) for outcome in outcomes]
+    return [f"idle: {', '.join(f'rank {rank} {part:.0%}' for rank, part in enumerate(parts))} of the step"]
 
 
 def _straggler(outcomes: list[Outcome]) -> list[str]:

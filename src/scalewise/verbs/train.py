@@ -24,7 +24,7 @@ from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs import asynchronous
 from scalewise.verbs.opening import open_session
-from scalewise.verbs.outcomes import bytes_per_step, curve_of, notes_on, pace_of, slowest, timeline_of
+from scalewise.verbs.outcomes import bytes_per_step, curve_of, memory_of, notes_on, pace_of, slowest, timeline_of
 from scalewise.workloads.workload import Workload
 
 DEFAULT_BATCH = 20
@@ -198,6 +198,7 @@ def _result(request: Request, run: _Finished) -> TrainResult:
         execution=first.execution,
         load=next((outcome.load for outcome in outcomes if outcome.load), ""),
         peak_memory_bytes=max((outcome.peak_memory_bytes or 0 for outcome in outcomes), default=0) or None,
+        memory=memory_of(request, placement, outcomes),
         staleness=asynchronous.staleness(run.served) if alone else None,
         updates=asynchronous.updates(run.served, outcomes) if alone else None,
         notes=notes_on(request, placement, outcomes) + [f"{sentence}; the others went on" for sentence in run.lost],

@@ -1,0 +1,270 @@
+"""The survey's table 2: a U-Net on one device, data parallel and model parallel on two; then models that grow."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import psutil
+import torch
+
+from scalewise.atomic import write_atomically
+from scalewise.errors import RunFailed
+from scalewise.experiments.remarks import load_remarks, not_begun_remarks
+from scalewise.experiments.unet_figure import draw_steps, draw_sweep, draw_table
+from scalewise.experiments.unet_words import (
+    NAMES,
+    Ran,
+    Spot,
+    comparison,
+    headline,
+    phases_by_rank,
+    speedup,
+    survey_speedup,
+    sweep_words,
+    typical_step,
+)
+from scalewise.findings.machine import machine_text
+from scalewise.published.unet import SINGLE, SURVEY, SURVEY_EPOCH_SECONDS
+from scalewise.results.experiment import ExperimentResult
+from scalewise.results.measured import MeasureResult, cell_line
+from scalewise.results.measurement import Measurement
+from scalewise.results.store import Store
+from scalewise.results.units import bytes_text, seconds_text
+from scalewise.session.cores import allowed_cores
+from scalewise.step.room import MEMORY_LIMIT, memory_limit_bytes
+from scalewise.strategies.registry import STRATEGIES
+from scalewise.verbs.describe import describe
+from scalewise.verbs.measure import measure
+from scalewise.verbs.memory import planned_memory
+from scalewise.verbs.report import remarks_on
+from scalewise.verbs.train import train
+
+DEVICES = 2
+WANTED = ("mirrored", "layers", "pipeline")
+"""Beside one device: the survey's data parallelism, its model parallelism, and that with micro-batches."""
+WATCHED_STEPS = 16
+COLUMNS = [
+    "on two devices", "survey", "", "epoch here", "speed-up", "computing", "sent per step",
+    "memory planned", "measured",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is run on one kind of device."""
+
+    table: str
+    """The U-Net of the comparison with the survey."""
+    table_batch: int
+    models: tuple[tuple[int, int], ...]
+    """(width, depth), the smallest first."""
+    batch: int
+    size: int
+    limit_GB: float
+    """Memory of a device in the second part."""
+    budget: float
+    budget_total: float | None = None
+    interval: float = 2.0
+    samples: int | None = None
+
+    def name(self, width: int, depth: int) -> str:
+        return f"unet:width={width},depth={depth},size={self.size}"
+
+
+CPU = Setup(
+    "unet:width=16", 32, ((8, 2), (8, 3), (16, 3), (32, 3), (32, 4), (64, 4), (64, 5)), 8, 32, 0.4, 30.0
+)  # fmt: skip
+CPU_QUICK = replace(
+    CPU, table_batch=16, models=((8, 2), (16, 3), (32, 3), (32, 4), (64, 4)), budget=5.0, budget_total=60.0,
+    interval=5.0, samples=256,
+)  # fmt: skip
+GPU = Setup(
+    "unet:full", 32, ((32, 3), (32, 4), (64, 4), (96, 4), (128, 4), (128, 5)), 16, 256, 8.0, 30.0
+)  # fmt: skip
+"""8 GB is what the survey's cards have."""
+GPU_QUICK = replace(
+    GPU, models=((32, 4), (64, 4), (128, 4), (128, 5)), budget=6.0, budget_total=70.0, interval=5.0, samples=256
+)  # fmt: skip
+
+
+def run(out: Path, quick: bool, tell: Callable[[str], None], device_kind: str = "auto") -> ExperimentResult:
+    """Under three minutes if quick, on two cores. A folder with measurements is gone on with."""
+    kind = _kind(device_kind)
+    setup = (CPU_QUICK if quick else CPU) if kind == "cpu" else (GPU_QUICK if quick else GPU)
+    if given := memory_limit_bytes():
+        setup = replace(setup, limit_GB=given / 1e9)
+    strategies = [name for name in WANTED if name in STRATEGIES]
+    remarks = load_remarks(psutil.getloadavg()[0], len(allowed_cores()))
+    tell(f"{setup.table} at batch {setup.table_batch} on one {kind} device and on {DEVICES} ...")
+    first = _measure(out, [setup.table], setup, setup.table_batch, strategies, kind, tell)
+    ran = _ran(setup, first.measurements, kind, tell)
+    models = [setup.name(*model) for model in setup.models]
+    tell(f"{len(models)} models that grow, each device with {setup.limit_GB:g} GB ...")
+    with _limited(setup.limit_GB):
+        second = _measure(out, models, setup, setup.batch, strategies, kind, tell)
+    remarks += not_begun_remarks(first.not_begun + second.not_begun)
+    remarks += remarks_on([each for each in (*first.measurements, *second.measurements) if each.status != "oom"])
+    tell("planning and drawing ...")
+    spots = [_spot(setup, each) for each in second.measurements]
+    machine = machine_text(Store.environments(out)[first.measurements[0].environment], kind)
+    return conclude(out, setup, ran, spots, machine, remarks, len(first.failed) + len(second.failed))
+
+
+def conclude(
+    out: Path,
+    setup: Setup,
+    ran: dict[str, Ran],
+    spots: Sequence[Spot],
+    machine: str,
+    remarks: Sequence[str] = (),
+    failed: int = 0,
+) -> ExperimentResult:
+    """Figures and the written comparison."""
+    figures = draw_table(ran, machine, out) + draw_steps(ran, machine, out)
+    if any(spot.samples_per_second for spot in spots):
+        figures += draw_sweep(spots, setup.limit_GB, setup.batch, machine, out)
+    page, numbers = out / "findings.md", out / "unet.json"
+    result = ExperimentResult(
+        "unet",
+        [*comparison(ran), *sweep_words(spots, setup.limit_GB), *remarks],
+        COLUMNS,
+        [_row(name, ran) for name in NAMES if name in ran],
+        figures,
+        [page, numbers],
+        {
+            "survey_epoch_seconds": SURVEY_EPOCH_SECONDS,
+            "source": SURVEY.citation,
+            "machine": machine,
+            "workload": setup.table,
+            "batch": setup.table_batch,
+            "ran": {name: asdict(each) for name, each in ran.items()},
+            "limit_GB": setup.limit_GB,
+            "sweep": [asdict(spot) for spot in spots],
+        },
+        headline=headline(machine, ran),
+        failed=failed,
+    )
+    write_atomically(numbers, json.dumps(result.to_json(), indent=2).encode())
+    write_atomically(page, result.to_markdown().encode())
+    return result
+
+
+def _measure(
+    out: Path,
+    workloads: list[str],
+    setup: Setup,
+    batch: int,
+    strategies: Sequence[str],
+    kind: str,
+    tell: Callable[[str], None],
+) -> MeasureResult:
+    return measure(
+        workloads,
+        out=out,
+        strategy=["single", *strategies],
+        devices=[DEVICES],
+        batch=[batch],
+        device_kind=kind,
+        execution="eager",  # on a GPU a graph on one device would be compared with eager ranks
+        samples=setup.samples,
+        interval=setup.interval,
+        budget=setup.budget,
+        budget_total=setup.budget_total,
+        resume=True,
+        on_cell=lambda cell: tell(f"  {cell_line(cell)}"),
+    )
+
+
+def _ran(setup: Setup, measurements: Sequence[Measurement], kind: str, tell: Callable[[str], None]) -> dict[str, Ran]:
+    """What the cells took, and a short run of each that shows every rank: phases, bytes, memory."""
+    ran: dict[str, Ran] = {}
+    for cell in measurements:
+        if cell.epoch_seconds is None or cell.step_seconds is None:
+            tell(f"  {cell.strategy} did not come through: {cell.reason}")
+            continue
+        result = train(
+            setup.table,
+            strategy=cell.strategy,
+            devices=cell.devices,
+            device_kind=kind,
+            batch=setup.table_batch,
+            steps=WATCHED_STEPS,
+            samples=setup.samples,
+            execution="eager",
+        )
+        assert result.timeline is not None
+        assert result.memory is not None
+        sent = result.bytes_per_step
+        ran[cell.strategy] = Ran(
+            cell.epoch_seconds,
+            cell.step_seconds.median,
+            phases_by_rank(result.timeline, cell.devices),
+            sent.planned if sent.traced is None else sent.traced,
+            result.memory.planned,
+            result.memory.measured,
+            typical_step(result.timeline),
+        )
+    if SINGLE not in ran:
+        raise RunFailed("one device did not train the U-Net, and nothing can be compared with it")
+    return ran
+
+
+def _spot(setup: Setup, cell: Measurement) -> Spot:
+    planned = planned_memory(cell.workload, cell.strategy, cell.devices, cell.batch, cell.device_kind, setup.samples)
+    step = cell.step_seconds
+    return Spot(
+        cell.workload,
+        describe(cell.workload).parameters,
+        cell.strategy,
+        cell.batch / step.median if step else None,
+        cell.status,
+        max((memory.total for memory in planned), default=None),
+        cell.peak_memory_bytes,
+        cell.phases.get("reduce", 0.0) / step.median if step else 0.0,
+    )
+
+
+@contextmanager
+def _limited(limit_GB: float) -> Iterator[None]:
+    """Every device that is opened meanwhile."""
+    before = os.environ.get(MEMORY_LIMIT)
+    os.environ[MEMORY_LIMIT] = str(limit_GB)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[MEMORY_LIMIT]
+        else:
+            os.environ[MEMORY_LIMIT] = before
+
+
+def _kind(asked: str) -> str:
+    """One GPU is cut into slices, two or more are taken as they are."""
+    if asked != "auto":
+        return asked
+    gpus = torch.cuda.device_count()
+    if gpus >= DEVICES:
+        return "cuda"
+    return "slice" if gpus and shutil.which("nvidia-cuda-mps-control") else "cpu"
+
+
+def _row(name: str, ran: dict[str, Ran]) -> list[str]:
+    here, survey = ran[name], SURVEY_EPOCH_SECONDS.get(name)
+    working = " / ".join(f"{here.computing(rank):.0%}" for rank in range(len(here.ranks)))
+    return [
+        NAMES[name],
+        f"{survey:g} s" if survey else "-",
+        f"{survey_speedup(name):.2f}x" if survey else "-",
+        seconds_text(here.epoch_seconds),
+        f"{speedup(ran, name):.2f}x",
+        working,
+        bytes_text(here.sent_bytes),
+        bytes_text(here.planned_bytes) if here.planned_bytes else "-",
+        bytes_text(here.measured_bytes) if here.measured_bytes else "-",
+    ]

@@ -1,0 +1,226 @@
+"""What the U-Net's runs say, in words with numbers: beside the survey's table, and over models that grow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scalewise.phases import PHASES
+from scalewise.published.unet import DATA_PARALLEL, MODEL_PARALLEL, SINGLE, SURVEY_EPOCH_SECONDS
+from scalewise.results.units import bytes_text, seconds_text
+from scalewise.timeline import Span, Timeline
+
+PIPELINE = "pipeline"
+NAMES = {SINGLE: "one device", DATA_PARALLEL: "data parallel", MODEL_PARALLEL: "model parallel", PIPELINE: "pipeline"}
+COMPUTING = ("load", "forward", "loss", "backward", "update")
+EVEN = 0.03
+"""Times that differ by less are called equal."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One strategy on the U-Net of the table: an epoch, and where the seconds of a step went on every rank."""
+
+    epoch_seconds: float
+    step_seconds: float
+    ranks: tuple[dict[str, float], ...]
+    """Seconds per step by phase."""
+    sent_bytes: int
+    """Per step, over all ranks."""
+    planned_bytes: int | None = None
+    """Of memory on a device, as is the next."""
+    measured_bytes: int | None = None
+    step: tuple[Span, ...] = ()
+    """One of the steps, on all ranks, from 0 on."""
+
+    def computing(self, rank: int) -> float:
+        """The part of the step in which a rank computes."""
+        phases = self.ranks[rank]
+        return sum(phases.get(phase, 0.0) for phase in COMPUTING) / sum(phases.values())
+
+    @property
+    def computing_seconds(self) -> float:
+        """Of all ranks together."""
+        return sum(phases.get(phase, 0.0) for phases in self.ranks for phase in COMPUTING)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One growing model under one strategy."""
+
+    workload: str
+    parameters: int
+    strategy: str
+    samples_per_second: float | None
+    """None where it did not run."""
+    status: str
+    planned_bytes: int | None
+    """Memory of a device, as is the next."""
+    measured_bytes: int | None = None
+    reduce_share: float = 0.0
+    """Of the step: exchanging gradients, or waiting for that."""
+
+
+def phases_by_rank(timeline: Timeline, ranks: int) -> tuple[dict[str, float], ...]:
+    """Seconds per step."""
+    found: list[dict[str, float]] = [{} for _ in range(ranks)]
+    steps = len({span.step for span in timeline.spans})
+    for span in timeline.spans:
+        if span.lane == "compute":
+            found[span.rank][span.phase] = found[span.rank].get(span.phase, 0.0) + span.seconds / steps
+    return tuple({phase: each[phase] for phase in PHASES if phase in each} for each in found)
+
+
+def typical_step(timeline: Timeline) -> tuple[Span, ...]:
+    """The one in the middle by its seconds. Clocks of GPUs start at 0 on every rank: those are put side by side."""
+    steps: dict[int, list[Span]] = {}
+    for span in timeline.spans:
+        steps.setdefault(span.step, []).append(span)
+    if not steps:
+        return ()
+    ordered = sorted(steps.values(), key=lambda spans: sum(span.seconds for span in spans))
+    chosen = ordered[len(ordered) // 2]
+    starts = {span.rank: min(each.start for each in chosen if each.rank == span.rank) for span in chosen}
+    longest = max(sum(each.seconds for each in chosen if each.rank == rank) for rank in starts)
+    one_clock = max(starts.values()) - min(starts.values()) < longest / 2
+    zero = min(starts.values())
+    return tuple(replace(span, start=span.start - (zero if one_clock else starts[span.rank])) for span in chosen)
+
+
+def speedup(ran: Mapping[str, Ran], strategy: str) -> float:
+    return ran[SINGLE].epoch_seconds / ran[strategy].epoch_seconds
+
+
+def survey_speedup(strategy: str) -> float:
+    return SURVEY_EPOCH_SECONDS[SINGLE] / SURVEY_EPOCH_SECONDS[strategy]
+
+
+def headline(machine: str, ran: Mapping[str, Ran]) -> str:
+    how = {DATA_PARALLEL: "data parallel", MODEL_PARALLEL: "model parallel", PIPELINE: "as a pipeline"}
+    parts = [f"{speedup(ran, name):.2f}x {words}" for name, words in how.items() if name in ran]
+    survey = f"{survey_speedup(DATA_PARALLEL):.2f}x and {survey_speedup(MODEL_PARALLEL):.2f}x"
+    return f"Found on {machine}: two devices train the U-Net {', '.join(parts)}; the survey has {survey}"
+
+
+def comparison(ran: Mapping[str, Ran]) -> list[str]:
+    """A sentence or more for each row of the survey's table, and why it differs."""
+    said = []
+    if DATA_PARALLEL in ran:
+        said.append(_data_parallel(ran))
+    if MODEL_PARALLEL in ran:
+        said.append(_model_parallel(ran))
+    if PIPELINE in ran:
+        said.append(_pipeline(ran))
+    return said
+
+
+def _data_parallel(ran: Mapping[str, Ran]) -> str:
+    here, alone = ran[DATA_PARALLEL], ran[SINGLE]
+    ours, theirs = speedup(ran, DATA_PARALLEL), survey_speedup(DATA_PARALLEL)
+    other = 1 - min(here.computing(rank) for rank in range(len(here.ranks)))
+    share = here.computing_seconds / len(here.ranks) / alone.computing_seconds
+    return (
+        f"Data parallel: an epoch takes {seconds_text(here.epoch_seconds)} on two devices and "
+        f"{seconds_text(alone.epoch_seconds)} on one, {ours:.2f}x; the survey has {theirs:.2f}x. Each device computes "
+        f"{share:.0%} as long as one alone, for half the samples, and spends {other:.0%} of its step on "
+        f"{bytes_text(here.sent_bytes)} of gradients. If the survey's GPUs computed half as long, they spent "
+        f"{1 - theirs / 2:.0%} of theirs on it: {_more_or_less(other, 1 - theirs / 2)} than here."
+    )
+
+
+def _model_parallel(ran: Mapping[str, Ran]) -> str:
+    here, alone = ran[MODEL_PARALLEL], ran[SINGLE]
+    ours, theirs = speedup(ran, MODEL_PARALLEL), survey_speedup(MODEL_PARALLEL)
+    moving = max(sum(phases.get(phase, 0.0) for phase in ("send", "receive")) for phases in here.ranks)
+    return (
+        f"Model parallel: {seconds_text(here.epoch_seconds)} an epoch, {ours:.2f}x; the survey has {theirs:.2f}x. The "
+        f"devices take turns: they compute {_each(here)} of the step. Together that is "
+        f"{seconds_text(here.computing_seconds)} of a step's {seconds_text(here.step_seconds)}, and one device "
+        f"computes {seconds_text(alone.computing_seconds)}; what comes on top is {bytes_text(here.sent_bytes)} of "
+        f"activations, skip connections and their gradients, {seconds_text(moving)} of sending and receiving. Turns by "
+        f"themselves save nothing: {_beyond_turns(ours, here, alone)}"
+    )
+
+
+def _beyond_turns(ours: float, here: Ran, alone: Ran) -> str:
+    quicker = here.computing_seconds / alone.computing_seconds
+    if ours > 1 + EVEN:
+        return (
+            f"what is gained here comes from halves of the model that compute quicker than the whole ({quicker:.0%} of "
+            "the seconds: each device's caches hold more of its half), and so may the survey's 5 %."
+        )
+    return (
+        f"the survey's {survey_speedup(MODEL_PARALLEL) - 1:.0%} must come from something else: parts of a batch that "
+        "overlap, as below, or a device that computes half a model in less than half the time. Here both halves take "
+        f"{quicker:.0%} of one device's seconds."
+    )
+
+
+def _pipeline(ran: Mapping[str, Ran]) -> str:
+    here = ran[PIPELINE]
+    against = f", {speedup(ran, PIPELINE) / speedup(ran, MODEL_PARALLEL):.2f}x the model parallel one" * (
+        MODEL_PARALLEL in ran
+    )
+    return (
+        f"With micro-batches (pipeline): {seconds_text(here.epoch_seconds)} an epoch, {speedup(ran, PIPELINE):.2f}x"
+        f"{against}: both devices work at the same time and compute {_each(here)} of the step. What is left is the "
+        "start and the end of every batch, stages that are not equally long, and smaller products."
+    )
+
+
+def _each(ran: Ran) -> str:
+    return " and ".join(f"{ran.computing(rank):.0%}" for rank in range(len(ran.ranks)))
+
+
+def _more_or_less(here: float, there: float) -> str:
+    if abs(here - there) < EVEN:
+        return "neither more nor less"
+    return "more" if there > here else "less"
+
+
+def sweep_words(spots: Sequence[Spot], limit_GB: float) -> list[str]:
+    """Where data parallelism no longer fits, or no longer wins."""
+    said = []
+    for strategy in (SINGLE, DATA_PARALLEL, MODEL_PARALLEL, PIPELINE):
+        own = sorted((spot for spot in spots if spot.strategy == strategy), key=lambda spot: spot.parameters)
+        full = [spot for spot in own if spot.status == "oom"]
+        ran = [spot for spot in own if spot.samples_per_second]
+        if full and ran:
+            first = full[0]
+            planned = f", planned {first.planned_bytes / 1e9:.2f} GB," if first.planned_bytes else ""
+            said.append(
+                f"{NAMES[strategy].capitalize()} fits {limit_GB:g} GB a device up to {millions(ran[-1])} parameters; "
+                f"{millions(first)}{planned} run out of memory."
+            )
+        elif ran:
+            said.append(
+                f"{NAMES[strategy].capitalize()} fits {limit_GB:g} GB a device with all models, up to "
+                f"{millions(ran[-1])} parameters."
+            )
+    return [*said, *_winners(spots)]
+
+
+def _winners(spots: Sequence[Spot]) -> list[str]:
+    best: dict[str, Spot] = {}
+    for spot in spots:
+        rate = best[spot.workload].samples_per_second if spot.workload in best else None
+        if spot.samples_per_second and (not rate or spot.samples_per_second > rate):
+            best[spot.workload] = spot
+    ordered = sorted(best.values(), key=lambda spot: spot.parameters)
+    if not ordered:
+        return []
+    lost = next((spot for spot in ordered if spot.strategy in (MODEL_PARALLEL, PIPELINE)), None)
+    if lost is None:
+        return [f"No model parallelism was the quickest anywhere, up to {millions(ordered[-1])} parameters."]
+    rival = next((spot for spot in spots if spot.workload == lost.workload and spot.strategy == DATA_PARALLEL), None)
+    if rival and rival.samples_per_second and lost.samples_per_second:
+        ahead = lost.samples_per_second / rival.samples_per_second
+        share = f"{rival.reduce_share:.0%} of its step"
+        reason = f"it is {ahead:.2f}x as fast as data parallelism, which spends {share} on gradients by then"
+    else:
+        reason = "data parallelism no longer fits: by memory, not by speed"
+    return [f"From {millions(lost)} parameters on {NAMES[lost.strategy]} is the quickest that runs: {reason}."]
+
+
+def millions(spot: Spot) -> str:
+    return f"{spot.parameters / 1e6:.3g} M"

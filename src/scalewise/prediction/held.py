@@ -1,0 +1,79 @@
+"""What a rank holds while it trains: which part of the model, which gradients, whose optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from scalewise.plan import Footprint
+
+Layers = tuple["LayerMemory", ...]
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """A layer's bytes at so many samples at a time; layers come in the order in which they are called."""
+
+    module: str
+    """Its path within the model; empty for the loss."""
+    parameters: tuple[int, ...]
+    """Of each tensor that it trains."""
+    kept_bytes: int
+    """Made in forward, and kept for backward."""
+    forward_bytes: int
+    """On top of all that this layer and those before it keep, at most, while forward is in it."""
+    backward_bytes: int
+    """The same of backward, without the gradients of parameters."""
+    frozen_bytes: int = 0
+    """Buffers, and parameters that are not trained."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """One rank's part. What is not given is as on a single device."""
+
+    layers: Layers
+    input_bytes: int = 0
+    """Samples and targets: of a batch, and all of them where they live on the device."""
+    updates: bool = True
+    """Has the optimizer, and its state."""
+    gradients: Literal["anew", "stay", "leave"] = "anew"
+    """Each made anew, to go after the update; or added, when it is complete, to what stays in place; or sent away."""
+    buffer_bytes: int = 0
+    """For messages."""
+    lent_bytes: int | None = None
+    """The most of the weights that is here at a time, where they are lent."""
+    flat_bytes: int = 0
+    """All gradients once more, between backward and update."""
+    in_flight: int = 1
+    """Micro-batches that have been through forward and not yet through backward, at most."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is to be known of a run beside its strategy."""
+
+    devices: int
+    batch: int
+    """Global."""
+    footprint: Footprint
+    on_gpu: bool = False
+    through_host: bool = False
+    """Messages between GPUs arrive in host memory."""
+    accumulate: int = 1
+    resident_bytes: int = 0
+    """All samples, where they live on the device."""
+
+    def inputs(self, samples: int) -> int:
+        """Bytes of so many samples with their targets, and of all where those live on the device too."""
+        return samples * (self.footprint.input_bytes + self.footprint.target_bytes) + self.resident_bytes
+
+    @property
+    def share(self) -> int:
+        """The largest of a batch shared out over all devices."""
+        return -(-self.batch // self.devices)
+
+
+def weights_of(layers: Layers) -> int:
+    """Trained ones."""
+    return sum(sum(layer.parameters) for layer in layers)

@@ -1,0 +1,120 @@
+"""Each strategy's answer to what its ranks hold; `HOLDINGS` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scalewise.prediction.held import Held, Layers, Run, weights_of
+from scalewise.prediction.split_holdings import held_of_layers, held_of_parts, held_of_pipeline, held_of_shards
+from scalewise.strategies.microbatches import microbatch_size, microbatches_for
+from scalewise.strategies.pipeline import Pipeline
+from scalewise.strategies.strategy import Strategy
+from scalewise.strategies.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Holding:
+    """How to find what a rank holds."""
+
+    held: Callable[[Any, int, Run, Layers], Held]
+    """(strategy, rank, run, layers at `samples`)."""
+    samples: Callable[[Any, Run], int] = lambda _, run: -(-run.share // run.accumulate)
+    """That a rank works on at a time."""
+
+
+def samples_at_a_time(strategy: Strategy, run: Run) -> int:
+    return HOLDINGS[strategy.name].samples(strategy, run)
+
+
+def held_by(strategy: Strategy, rank: int, run: Run, layers: Layers) -> Held:
+    """`layers` as they are at `samples_at_a_time`."""
+    return HOLDINGS[strategy.name].held(strategy, rank, run, layers)
+
+
+def _single(_: Strategy, __: int, run: Run, layers: Layers) -> Held:
+    return Held(layers, _inputs(run), gradients="stay" if run.accumulate > 1 else "anew")
+
+
+def _mirrored(strategy: Any, _: int, run: Run, layers: Layers) -> Held:
+    """DDP's buckets are where gradients stay. PowerSGD also remembers what it left out."""
+    extra = {"fp16": 0.5, "powersgd": 1.0}.get(getattr(strategy, "compress", ""), 0.0)
+    return Held(layers, _inputs(run), gradients="stay", buffer_bytes=round(extra * weights_of(layers)))
+
+
+def _data_parallel(strategy: Any, rank: int, run: Run, layers: Layers) -> Held:
+    """The default device has the whole batch, and room for everyone's gradients; the others have one to send theirs."""
+    if strategy.engine == "threads":
+        return Held(layers, run.inputs(run.batch if rank == 0 else run.share), updates=rank == 0)
+    weights, footprint = weights_of(layers), run.footprint
+    if rank:
+        inputs = run.share * footprint.input_bytes
+        return Held(layers, inputs, updates=False, buffer_bytes=weights + run.share * footprint.output_bytes)
+    # Everyone's outputs, and their gradients.
+    gathered = 2 * run.batch * footprint.output_bytes
+    return Held(layers, run.inputs(run.batch), buffer_bytes=(run.devices - 1) * weights + gathered)
+
+
+def _served(_: Strategy, __: int, run: Run, layers: Layers) -> Held:
+    """Gradients are gathered for sending where they leave from: on the host."""
+    return Held(layers, _inputs(run), updates=False, gradients="leave" if run.on_gpu else "stay")
+
+
+def _central_storage(strategy: Any, _: int, run: Run, layers: Layers) -> Held:
+    """What is read now, and next."""
+    reads = [sum(layer.parameters) for layer in layers if layer.parameters]
+    window = strategy.prefetch + 1
+    most = max((sum(reads[first : first + window]) for first in range(len(reads))), default=0)
+    return Held(layers, _inputs(run), updates=False, gradients="leave", lent_bytes=most)
+
+
+def _inputs(run: Run) -> int:
+    return run.inputs(-(-run.share // run.accumulate))
+
+
+def _microbatch(strategy: Any, run: Run) -> int:
+    count = microbatches_for(run.batch, run.devices, strategy.schedule, strategy.microbatches)
+    return microbatch_size(run.batch, count)
+
+
+def _tensor(strategy: Any, rank: int, run: Run, layers: Layers) -> Held:
+    return held_of_parts(strategy.cuts(run.footprint.matrices, run.devices), rank, run, layers)
+
+
+def _hybrid(strategy: Any, rank: int, run: Run, layers: Layers) -> Held:
+    """A group holds a model between them; beside their parts is what adds up the gradients of all groups."""
+    inside = _inside(strategy, run)
+    part = rank % strategy.inside
+    if strategy.stages is None:
+        return replace(_tensor(Tensor(), part, inside, layers), gradients="stay")
+    held = held_of_pipeline(Pipeline(), part, inside, layers)
+    return replace(held, flat_bytes=weights_of(held.layers))
+
+
+def _hybrid_samples(strategy: Any, run: Run) -> int:
+    inside = _inside(strategy, run)
+    return -(-inside.batch // run.accumulate) if strategy.stages is None else _microbatch(Pipeline(), inside)
+
+
+def _inside(strategy: Any, run: Run) -> Run:
+    """One group of its own."""
+    return replace(run, devices=strategy.inside, batch=-(-run.batch * strategy.inside // run.devices))
+
+
+HOLDINGS: dict[str, Holding] = {
+    "single": Holding(_single),
+    "data-parallel": Holding(_data_parallel),
+    "mirrored": Holding(_mirrored),
+    "ring": Holding(_mirrored),
+    "parameter-server": Holding(_served),
+    "parameter-server-async": Holding(_served),
+    "central-storage": Holding(_central_storage),
+    "layers": Holding(
+        lambda strategy, *rest: held_of_layers(strategy.cut, *rest), lambda _, run: -(-run.batch // run.accumulate)
+    ),
+    "pipeline": Holding(held_of_pipeline, _microbatch),
+    "tensor": Holding(_tensor, lambda _, run: -(-run.batch // run.accumulate)),
+    "hybrid": Holding(_hybrid, _hybrid_samples),
+    "sharded": Holding(lambda _, __, run, layers: held_of_shards(run, layers)),
+}

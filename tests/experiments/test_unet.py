@@ -1,0 +1,140 @@
+"""The survey's comparison from runs to its page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from scalewise.experiments import unet
+from scalewise.experiments.unet import CPU_QUICK, conclude
+from scalewise.experiments.unet_words import Ran, Spot, comparison, phases_by_rank, sweep_words, typical_step
+from scalewise.results.experiment import ExperimentResult
+from scalewise.timeline import Span, Timeline
+from scalewise.workloads.resolve import resolve
+
+ALONE = Ran(10.0, 0.100, ({"forward": 0.040, "backward": 0.060},), 0, 36_000_000, 36_000_000)
+DATA = Ran(6.25, 0.0625, ({"forward": 0.020, "backward": 0.030, "reduce": 0.0125},) * 2, 1_000_000)
+TURNS = Ran(
+    11.0,
+    0.110,
+    (
+        {"forward": 0.020, "backward": 0.030, "send": 0.002, "idle": 0.058},
+        {"receive": 0.003, "forward": 0.020, "backward": 0.030, "idle": 0.057},
+    ),
+    8_000_000,
+)
+PIPELINE = Ran(7.0, 0.070, ({"forward": 0.022, "backward": 0.033, "idle": 0.015},) * 2, 8_000_000)
+
+
+def with_a_step(ran: Ran) -> Ran:
+    spans: list[Span] = []
+    for rank, phases in enumerate(ran.ranks):
+        start = 0.0
+        for phase, seconds in phases.items():
+            spans.append(Span(rank, phase, start, seconds))
+            start += seconds
+    return replace(ran, step=tuple(spans))
+
+
+RAN = {
+    name: with_a_step(ran)
+    for name, ran in {"single": ALONE, "mirrored": DATA, "layers": TURNS, "pipeline": PIPELINE}.items()
+}
+
+
+def spot(parameters: int, strategy: str, rate: float | None, planned_GB: float) -> Spot:
+    status = "ok" if rate else "oom"
+    measured = round(planned_GB * 1e9) if rate else None
+    return Spot(f"unet:width={parameters}", parameters, strategy, rate, status, round(planned_GB * 1e9), measured, 0.4)
+
+
+SPOTS = [
+    spot(100_000, "single", 100.0, 0.01),
+    spot(100_000, "mirrored", 180.0, 0.01),
+    spot(100_000, "pipeline", 120.0, 0.01),
+    spot(8_000_000, "single", 10.0, 0.2),
+    spot(8_000_000, "mirrored", 12.0, 0.2),
+    spot(8_000_000, "pipeline", 15.0, 0.1),
+    spot(30_000_000, "single", None, 0.5),
+    spot(30_000_000, "mirrored", None, 0.6),
+    spot(30_000_000, "pipeline", 4.0, 0.3),
+]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> ExperimentResult:
+    return conclude(tmp_path_factory.mktemp("unet"), CPU_QUICK, RAN, SPOTS, "a machine")
+
+
+def test_speedups_stand_beside_the_surveys(result: ExperimentResult) -> None:
+    assert result.headline == (
+        "Found on a machine: two devices train the U-Net 1.60x data parallel, 0.91x model parallel, 1.43x as a "
+        "pipeline; the survey has 1.30x and 1.04x"
+    )
+    assert result.rows[1][:6] == ["data parallel", "18.976 s", "1.30x", "6.25 s", "1.60x", "80% / 80%"]
+    assert result.rows[3][1:5] == ["-", "-", "7 s", "1.43x"]
+
+
+def test_every_difference_has_its_reason_in_numbers() -> None:
+    data, turns, pipeline = comparison(RAN)
+    assert "Each device computes 50% as long as one alone" in data
+    assert "spends 20% of its step on 976.6 KiB of gradients" in data
+    assert "they spent 35% of theirs on it: more than here" in data
+    assert "they compute 45% and 45% of the step" in turns
+    assert "Together that is 100 ms of a step's 110 ms" in turns
+    assert "the survey's 4% must come from something else" in turns
+    assert "1.43x, 1.57x the model parallel one" in pipeline
+
+
+def test_where_data_parallelism_no_longer_fits_or_wins_is_said() -> None:
+    said = sweep_words(SPOTS, 0.4)
+    assert "Data parallel fits 0.4 GB a device up to 8 M parameters; 30 M, planned 0.60 GB, run out of memory." in said
+    assert "Pipeline fits 0.4 GB a device with all models, up to 30 M parameters." in said
+    assert said[-1] == (
+        "From 8 M parameters on pipeline is the quickest that runs: it is 1.25x as fast as data parallelism, which "
+        "spends 40% of its step on gradients by then."
+    )
+
+
+def test_a_model_that_only_model_parallelism_holds_is_won_by_memory() -> None:
+    said = sweep_words([each for each in SPOTS if each.parameters != 8_000_000], 0.4)
+    assert said[-1].endswith("data parallelism no longer fits: by memory, not by speed.")
+
+
+def test_phases_are_told_rank_by_rank() -> None:
+    spans = (Span(0, "forward", 0, 2.0), Span(1, "idle", 0, 2.0), Span(0, "forward", 5, 4.0, step=1))
+    assert phases_by_rank(Timeline(spans), 2) == ({"forward": 3.0}, {"idle": 1.0})
+
+
+def test_the_step_that_is_shown_is_the_one_in_the_middle_from_0_on() -> None:
+    spans = [Span(rank, "forward", 10.0 * step + rank, 1.0 + step, step=step) for step in (0, 1, 2) for rank in (0, 1)]
+    assert typical_step(Timeline(tuple(spans))) == (
+        Span(0, "forward", 0.0, 2.0, step=1),
+        Span(1, "forward", 0.0, 2.0, step=1),
+    )
+    near = [replace(span, start=span.start - 0.5 * span.rank) for span in spans]
+    assert [span.start for span in typical_step(Timeline(tuple(near)))] == [0.0, 0.5]
+
+
+def test_the_page_shows_its_figures_and_keeps_its_numbers(result: ExperimentResult) -> None:
+    folder = result.files[0].parent
+    page = (folder / "findings.md").read_text()
+    for name in ("unet-table", "unet-steps", "unet-sweep"):
+        assert f"![{name}]({name}.png)" in page
+        assert (folder / f"{name}.svg").exists()
+    assert json.loads((folder / "unet.json").read_text())["survey_epoch_seconds"]["single"] == 24.76
+
+
+@pytest.mark.parametrize("setup", [unet.CPU, unet.CPU_QUICK, unet.GPU, unet.GPU_QUICK])
+def test_every_model_of_the_sweep_can_be_built(setup: unet.Setup) -> None:
+    for model in setup.models:
+        assert resolve(setup.name(*model)).name == setup.name(*model)
+
+
+def test_the_limit_of_the_sweep_is_gone_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(unet.MEMORY_LIMIT, raising=False)
+    with unet._limited(0.5):
+        assert unet.memory_limit_bytes() == 500_000_000
+    assert unet.memory_limit_bytes() is None

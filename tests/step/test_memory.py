@@ -1,0 +1,43 @@
+"""Peak memory of a run on the CPU, as torch's allocator sees it."""
+
+from __future__ import annotations
+
+import torch
+
+from scalewise.step.memory import PeakMemory
+
+MB = 1_000_000
+
+
+def test_the_peak_of_the_first_two_steps_is_seen() -> None:
+    with PeakMemory(torch.device("cpu")) as peak:
+        peak.watch(steps=8)
+        kept = torch.zeros(3 * MB, dtype=torch.uint8)
+        torch.zeros(2 * MB, dtype=torch.uint8)
+        torch.zeros(1 * MB, dtype=torch.uint8)
+        peak.after_step(1)
+        assert peak.read() is None
+        peak.after_step(2)
+        torch.zeros(50 * MB, dtype=torch.uint8)
+    assert peak.read() == 5 * MB
+    assert kept.nbytes == 3 * MB
+
+
+def test_a_run_whose_first_steps_are_timed_is_not_watched() -> None:
+    with PeakMemory(torch.device("cpu")) as peak:
+        peak.watch(steps=7)
+        assert not torch.autograd._profiler_enabled()
+        peak.after_step(2)
+    assert peak.read() is None
+
+
+def test_whoever_profiles_already_is_left_alone() -> None:
+    with torch.autograd.profiler.profile(), PeakMemory(torch.device("cpu")) as peak:
+        peak.watch(steps=8)
+        assert not peak.watching
+
+
+def test_a_run_that_fails_leaves_no_profiler_behind() -> None:
+    with PeakMemory(torch.device("cpu")) as peak:
+        peak.watch(steps=8)
+    assert not torch.autograd._profiler_enabled()

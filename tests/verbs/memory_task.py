@@ -1,0 +1,18 @@
+"""Training as a session runs it, on a device with less memory."""
+
+from __future__ import annotations
+
+import os
+
+from scalewise.step.room import MEMORY_LIMIT
+from scalewise.training.loop import Outcome
+from scalewise.training.request import Request
+from scalewise.training.task import Rank, train_task
+
+
+def train_limited(worker: Rank, request: Request, limit_GB: float) -> Outcome:
+    os.environ[MEMORY_LIMIT] = str(limit_GB)
+    try:
+        return train_task(worker, request)
+    finally:
+        del os.environ[MEMORY_LIMIT]

@@ -1,0 +1,82 @@
+"""What layers keep and need, counted without numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from scalewise.data.data import Data, DataRequest
+from scalewise.workloads.layer_memory import layers_of
+from scalewise.workloads.resolve import resolve
+from scalewise.workloads.workload import Workload
+
+CPU = torch.device("cpu")
+
+
+def workload_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Workload:
+    return Workload(
+        "own",
+        lambda: model,
+        lambda _: Data("own", (inputs, targets)),
+        lambda outputs, targets: (outputs - targets).square().mean(),
+        tuple(inputs.shape[1:]),
+    )
+
+
+def test_a_layer_keeps_what_its_backward_reads() -> None:
+    """Four samples: the hidden 8 numbers are kept once, by ReLU; a Linear layer keeps what came before it."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 5))
+    own = workload_of(model, torch.zeros(9, 3), torch.zeros(9, 5))
+    found = layers_of(own, own.data(DataRequest()), 4, CPU)
+    assert [layer.module for layer in found] == ["0", "1", "2", ""]
+    assert [layer.parameters for layer in found] == [(96, 32), (), (160, 20), ()]
+    assert [layer.kept_bytes for layer in found[:2]] == [0, 4 * 8 * 4]
+    # The outputs are held until the step is over; the loss keeps their distance from the targets.
+    assert found[2].kept_bytes == 4 * 5 * 4
+    assert found[3].kept_bytes == 4 * 5 * 4 + 4
+    # Backward in ReLU has the gradient that came and the one that goes.
+    assert found[1].backward_bytes >= 2 * 4 * 8 * 4
+
+
+def test_bytes_grow_with_the_samples_and_weights_do_not() -> None:
+    unet = resolve("unet")
+    data = unet.data(DataRequest(samples=4))
+    small, large = (layers_of(unet, data, samples, CPU) for samples in (2, 4))
+    assert sum(layer.kept_bytes for layer in large[:-1]) == 2 * sum(layer.kept_bytes for layer in small[:-1])
+    assert [layer.parameters for layer in small] == [layer.parameters for layer in large]
+
+
+def test_attention_does_not_keep_its_matrix() -> None:
+    wide = resolve("transformer:layers=1,width=32,heads=4,context=256")
+    data = wide.data(DataRequest(samples=2))
+    matrix = 4 * 256 * 256 * 4
+    for device in (CPU, torch.device("cuda")):
+        found = layers_of(wide, data, 1, device)
+        assert found
+        assert all(layer.kept_bytes < matrix for layer in found if layer.module.startswith("1.attention"))
+
+
+def test_convolutions_on_the_cpu_copy_what_they_read_and_write() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1))
+    own = workload_of(model, torch.zeros(2, 16, 8, 8), torch.zeros(2, 16, 8, 8))
+    data = own.data(DataRequest())
+    [on_cpu, _], [on_gpu, _] = (layers_of(own, data, 2, torch.device(kind)) for kind in ("cpu", "cuda"))
+    image, weight = 2 * 16 * 8 * 8 * 4, 16 * 16 * 9 * 4
+    assert on_cpu.forward_bytes - on_gpu.forward_bytes == 2 * image + weight
+
+
+def test_a_model_that_needs_numbers_is_not_counted() -> None:
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs * self.weight if float(inputs.sum()) >= 0 else inputs
+
+    own = Workload(
+        "own", Looks, lambda _: Data("own", (torch.zeros(4, 3), torch.zeros(4, 3))), nn.functional.mse_loss, (3,)
+    )
+    assert layers_of(own, own.data(DataRequest()), 2, CPU) == ()
