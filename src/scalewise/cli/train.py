@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,14 @@ from scalewise.cli.options import KEPT, LEARNING, WHERE, WorkloadName, option
 
 def train(
     workload: WorkloadName,
-    strategy: Annotated[str, option(WHERE, help="How it is spread; see `scalewise list strategies`.")] = "single",
+    strategy: Annotated[
+        str,
+        option(
+            WHERE,
+            help="How it is spread; see `scalewise list strategies`. auto: the best exact one that advise finds here, "
+            "on up to --devices (1: all there are).",
+        ),
+    ] = "single",
     devices: Annotated[int, option(WHERE, help="Workers, over all hosts.")] = 1,
     device_kind: options.DeviceKind = "auto",
     hosts: options.Hosts = 1,
@@ -57,7 +65,8 @@ def train(
     """Train a workload with a strategy, and say where the time went."""
     from scalewise.strategies.registry import strategy_of
 
-    strategy_of(strategy)  # a misspelt name is answered before torch is loaded
+    if strategy != "auto":
+        strategy_of(strategy)  # a misspelt name is answered before torch is loaded
     from scalewise.cli.output import show
     from scalewise.cli.progress import training_bar, warn_of_oversubscription
     from scalewise.session.placement import parse_slow
@@ -97,6 +106,7 @@ def train(
             resume=resume,
             trace=trace,
             on_report=told,
+            on_choosing=(lambda line: print(f"auto: {line}", file=sys.stderr)) if sys.stderr.isatty() else None,
         )
     if is_main_process():
         show(result, json)

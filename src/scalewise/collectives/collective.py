@@ -19,6 +19,8 @@ class Collective:
     bytes: int
     """Of the whole tensor."""
     piece_MB: float | None = None
+    stride: int = 1
+    """Between every so-manieth rank, while the ranks between them do the same: groups that share models."""
 
     @property
     def sends(self) -> tuple[Send, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from scalewise.clusters.cluster import Cluster
 from scalewise.phases import BETWEEN_DEVICES
+from scalewise.plan import Plan
 from scalewise.prediction.costs import Costs, Known
 from scalewise.prediction.footprint import footprint_of
 from scalewise.prediction.interval import reach
@@ -18,12 +19,21 @@ from scalewise.simulation.conduct import Conduct, conduct_of
 from scalewise.simulation.layout import Layout, packed
 from scalewise.simulation.network import Network
 from scalewise.simulation.simulate import Seconds, Simulated, Simulator
+from scalewise.simulation.steady import ROUNDS, Steady
+from scalewise.strategies.alike_groups import alike_groups_plan
+from scalewise.strategies.hybrid import Hybrid
+from scalewise.strategies.parameter_server_async import ParameterServerAsync
+from scalewise.strategies.registry import STRATEGIES
+from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy
+from scalewise.strategies.tensor import Tensor
 
 Bottleneck = Literal["network", "compute", "launch", "input", "memory", "idle"]
 UPDATED_ON_HOST = {"parameter-server", "parameter-server-async", "central-storage"}
 UPDATE_PASSES, HOST_UPDATE_GBps = 7, 10.0
 """Adam reads four numbers and writes three for each parameter; what a process moves in host memory is assumed."""
+FOLLOWED = 16
+"""Asynchronous workers, and devices of a hybrid, that are simulated one by one, at most."""
 LAUNCHING = 0.85
 """Half the samples taking more than this part of the seconds: the device waits to be told what to do."""
 
@@ -73,19 +83,51 @@ class Predictor:
         layout: Layout | None = None,
         slow: Mapping[int, float] | None = None,
     ) -> Simulated:
-        """One step, with its timeline."""
+        """One step, with its timeline; of workers that wait for nobody, many."""
         layout = layout or packed(self.cluster, devices)
+        on_host = strategy.name in UPDATED_ON_HOST and self.cluster.backend == "nccl"
+        alone = self._seconds_with_host if on_host else self.costs.seconds
+        seconds = alone if layout.workers == 1 else self._beside_siblings(alone)
+        if isinstance(strategy, ParameterServerAsync) and not strategy.exact and devices > 1:
+            return self._steady(strategy, devices, batch, layout, slow, seconds)
+        return self._simulator(strategy, layout, slow).simulate(self._plan(strategy, devices, batch), seconds)
+
+    def _plan(self, strategy: Strategy, devices: int, batch: int) -> Plan:
+        """Of many groups of devices, all alike, one is planned."""
+        if isinstance(strategy, Hybrid) and not getattr(strategy, "stages", None) and devices > FOLLOWED:
+            strategy.check_devices(devices)
+            cuts = Tensor().cuts(self.footprint.matrices, strategy.inside)
+            return alike_groups_plan(self.footprint, cuts, devices, strategy.inside, batch, self.cluster.backend)
+        return strategy.plan(self.footprint, devices, batch, self.cluster.backend)
+
+    def _simulator(self, strategy: Strategy, layout: Layout, slow: Mapping[int, float] | None) -> Simulator:
         conduct = self._conduct or conduct_of(getattr(strategy, "engine", None), self.cluster.backend)
         if slow:
-            simulator = Simulator(Network(self.cluster, layout), conduct, slow)
-        elif (layout, conduct) in self._simulators:
-            simulator = self._simulators[layout, conduct]
-        else:
-            simulator = self._simulators[layout, conduct] = Simulator(Network(self.cluster, layout), conduct)
-        plan = strategy.plan(self.footprint, devices, batch, self.cluster.backend)
-        on_host = strategy.name in UPDATED_ON_HOST and self.cluster.backend == "nccl"
-        seconds = self._seconds_with_host if on_host else self.costs.seconds
-        return simulator.simulate(plan, seconds if layout.workers == 1 else self._beside_siblings(seconds))
+            return Simulator(Network(self.cluster, layout), conduct, slow)
+        if (layout, conduct) not in self._simulators:
+            self._simulators[layout, conduct] = Simulator(Network(self.cluster, layout), conduct)
+        return self._simulators[layout, conduct]
+
+    def _steady(
+        self,
+        strategy: ParameterServerAsync,
+        devices: int,
+        batch: int,
+        layout: Layout,
+        slow: Mapping[int, float] | None,
+        seconds: Seconds,
+    ) -> Steady:
+        """Workers beyond those that are followed find the servers as busy as these leave them."""
+        followed = min(devices, FOLLOWED)
+        if followed < devices:
+            layout, batch = packed(self.cluster, followed), -(-batch // devices) * followed
+        simulator = self._simulator(strategy, layout, slow)
+        step = simulator.simulate(strategy.rounds(self.footprint, followed, batch, ROUNDS), seconds)
+        found = Steady(step.operations, step.starts, step.ends, followed)
+        path = simulator.network.path(0, followed, sockets=True)
+        size = sum(self.footprint.parameter_bytes)
+        busy = max(size * path.seconds_per_byte, seconds("update", batch)) / strategy.servers
+        return replace(found, stretch=max(1.0, devices * busy / found.step_seconds)) if followed < devices else found
 
     def _beside_siblings(self, seconds: Seconds) -> Seconds:
         device, size = self.cluster.devices[0], self.profile.parameter_bytes
@@ -108,13 +150,17 @@ class Predictor:
         layout = layout or packed(self.cluster, devices)
         step = self.simulate(strategy, devices, batch, layout)
         seconds, phases = step.step_seconds, step.timeline.phases
+        # Rounds of workers that wait for nobody are not all alike; their phases are shared out as in the mean.
+        phases = {phase: part * seconds / sum(phases.values()) for phase, part in phases.items()}
         full, rest = divmod(samples or self.profile.samples_per_epoch, batch)
         last = self.simulate(strategy, devices, rest, layout).step_seconds if rest else 0.0
         per_device = -(-batch // devices)
         worked_on = max(each.samples for each in step.operations if each.phase == "forward")
         spread = self.costs.spread(worked_on)
         below, above = reach(step, spread, self.cluster.knowledge, layout)
-        needed = memory_bytes(self.profile, self.costs, strategy, per_device)
+        # Strategies of published tables, which nobody runs here, are counted as one device.
+        held = strategy if strategy.name in STRATEGIES else Single()
+        needed = memory_bytes(self.profile, self.costs, held, per_device, devices)
         fits = needed <= min(device.memory_GB for device in self.cluster.devices) * 1e9
         epoch = full * seconds + last
         return Prediction(

@@ -96,6 +96,26 @@ class Network:
         entry = self.cluster.measured_for(SEND, self.cluster.backend, 2, hosts, bytes)
         return replace(link, GBps=entry.GBps, latency_us=entry.latency_us) if entry else link
 
+    def strided(self, stride: int) -> Network:
+        """Every `stride`-th rank, while the ranks between them do the same: what they share is shared out."""
+        cluster = self.cluster
+        per_host, at_once = max(1, cluster.devices_per_host // stride), min(stride, cluster.devices_per_host)
+        hosts = -(-self.layout.workers // stride // per_host)
+        links = tuple(
+            replace(link, GBps=link.GBps / at_once) if link.shared else link
+            for link in cluster.links
+            if link.group is None or link.group > stride
+        )
+        smaller = replace(
+            cluster,
+            hosts=hosts,
+            devices_per_host=per_host,
+            devices=(replace(cluster.devices[0], count=per_host),),
+            links=links,
+            measured=(),
+        )
+        return Network(smaller, Layout((per_host,) * hosts))
+
     def _need(self, between: str) -> Link:
         link = self.cluster.link(between)  # type: ignore[arg-type]
         if link is None:

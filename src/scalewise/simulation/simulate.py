@@ -71,7 +71,8 @@ class Simulator:
 
     def price(self, collective: Collective) -> float:
         if collective not in self._prices:
-            self._prices[collective] = collective_seconds(collective, self.network)
+            network = self.network if collective.stride == 1 else self.network.strided(collective.stride)
+            self._prices[collective] = collective_seconds(collective, network)
         return self._prices[collective]
 
     def pace(self, rank: int, count: int) -> float:
@@ -100,7 +101,8 @@ class _Step:
         self.seconds = seconds
         self.traffic = Traffic(simulator.network)
         self.device_free: dict[int, float] = defaultdict(float)
-        self.group_free = 0.0
+        self.group_free: dict[int, float] = defaultdict(float)
+        """By the stride of the groups: those inside and those across do not wait for each other."""
         self.starts = [0.0] * len(plan.operations)
         self.computing = sorted({each.rank for each in plan.operations if not (each.send or each.collective)})
 
@@ -122,8 +124,8 @@ class _Step:
 
     def _exchange(self, position: int, collective: Collective, ready: float) -> float:
         length = self.simulator.price(collective)
-        self.starts[position] = start = max(ready, self.group_free)
-        self.group_free = end = start + length
+        self.starts[position] = start = max(ready, self.group_free[collective.stride])
+        self.group_free[collective.stride] = end = start + length
         through = 0.0
         if self.simulator.copy_seconds_per_byte:
             through = 2 * sum(send.bytes for send in collective.sends) / collective.ranks

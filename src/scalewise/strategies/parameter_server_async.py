@@ -9,6 +9,7 @@ from scalewise.plan import Footprint, Plan
 from scalewise.strategies.parameter_server import PIECE_MB
 from scalewise.strategies.served import served_plan
 from scalewise.strategies.strategy import AT_LEAST, Backend
+from scalewise.strategies.unsynchronised import rounds_plan
 
 
 @dataclass(frozen=True)
@@ -33,3 +34,7 @@ class ParameterServerAsync:
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:  # noqa: ARG002
         """One push and pull by each worker: what N steps send."""
         return served_plan(footprint, devices, batch, self.servers, self.piece_MB)
+
+    def rounds(self, footprint: Footprint, devices: int, batch: int, rounds: int) -> Plan:
+        """Many of them, in which workers drift apart."""
+        return rounds_plan(footprint, devices, batch, self.servers, self.piece_MB, rounds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,6 +16,7 @@ from scalewise.validation.cell import Cell, decisions_of, errors_of
 from scalewise.validation.table import Table
 
 COLUMNS = ("table", "cells", "median", "90 %", "worst", "inside", "chokes", "false", "linear", "bytes")
+INSIDE = (85, 97)
 LEGEND = (
     "Errors in percent of what was measured, without sign: the median, what 90 % of the cells stay within, the worst. "
     "inside: measured values within their 90 % interval. chokes: cells slower than one device, foreseen of all there "
@@ -28,7 +30,20 @@ class Validation(Printable):
     tables: Sequence[Table]
 
     def to_json(self) -> dict[str, Any]:
-        return {"tables": [table.to_json() for table in self.tables]}
+        return {
+            "tables": [table.to_json() for table in self.tables],
+            "inside_interval_percent": {"all_cells": self.inside_percent, "mean_of_tables": self.inside_by_table},
+        }
+
+    @property
+    def inside_percent(self) -> float:
+        """Of all cells; large tables count for more."""
+        cells = [cell for table in self.tables for cell in table.cells]
+        return 100 * sum(cell.inside for cell in cells) / len(cells)
+
+    @property
+    def inside_by_table(self) -> float:
+        return fmean(table.inside_percent for table in self.tables)
 
     def __rich__(self) -> RenderableType:
         grid = Grid(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
@@ -40,7 +55,13 @@ class Validation(Printable):
             for part, cells in table.parts.items():
                 grid.add_row(*(Text(str(text), "dim") for text in (f"  {part}", *_figures(cells))))
         notes = [Text.assemble((f"{table.name}: ", "bold"), _note(table), style="dim") for table in self.tables]
-        return Group(grid, Text(), Text(LEGEND, "dim"), Text(), *notes)
+        honest = INSIDE[0] <= self.inside_percent <= INSIDE[1]
+        inside = Text(
+            f"Inside their 90 % interval: {self.inside_percent:.0f} % of all cells, {self.inside_by_table:.0f} % in "
+            f"the mean of tables; {INSIDE[0]} to {INSIDE[1]} % would be honest.",
+            "green" if honest else "red",
+        )
+        return Group(grid, Text(), inside, Text(), Text(LEGEND, "dim"), Text(), *notes)
 
 
 def _figures(cells: Sequence[Cell]) -> list[str]:

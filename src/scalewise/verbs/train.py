@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scalewise.atomic import check_writable
@@ -23,6 +23,7 @@ from scalewise.training.loop import Outcome, Report
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs import asynchronous
+from scalewise.verbs.auto import AUTO, choose, most_devices
 from scalewise.verbs.opening import open_session
 from scalewise.verbs.outcomes import bytes_per_step, curve_of, memory_of, notes_on, pace_of, slowest, timeline_of
 from scalewise.workloads.workload import Workload
@@ -62,15 +63,36 @@ def train(
     resume: bool = False,
     trace: Path | str | None = None,
     on_report: Callable[[Report], None] | None = None,
+    on_choosing: Callable[[str], None] | None = None,
 ) -> TrainResult:
     """Train and say where the time went. `batch` is global, over all devices.
 
+    The strategy 'auto' is the best exact one that `advise` finds for up to so many devices (1: for all there are).
+
     >>> print(scalewise.train("linear", batch=20, epochs=2))
     """
-    chosen = strategy_of(strategy)
-    devices = devices_asked(devices)
     if epochs is not None and steps is not None:
         raise UserError(f"--epochs {epochs} and --steps {steps} exclude each other; give one")
+    devices = devices_asked(devices)
+    why: list[str] = []
+    if strategy == AUTO:
+        asked = Placement(devices, device_kind, hosts, link, slice_percent=slice_percent)
+        asked = replace(asked, devices=most_devices(asked) if isinstance(workload, str) else 1)
+        batch, batch_per_device = global_batch(batch, batch_per_device, asked.devices), None
+        auto = choose(
+            workload,
+            asked,
+            batch,
+            precision=precision,
+            load=load,
+            data=data,
+            input_shape=input_shape,
+            classes=classes,
+            on_progress=on_choosing,
+        )
+        strategy, devices, why = auto.strategy, auto.devices, [auto.why]
+        hosts, link = (hosts, link) if devices > 1 else (1, None)
+    chosen = strategy_of(strategy)
     settings = Settings(
         batch=global_batch(batch, batch_per_device, devices),
         epochs=1 if epochs is None and steps is None else epochs,
@@ -105,6 +127,7 @@ def train(
     )
     run = _run(request, placement, on_report)
     result = _result(request, run)
+    result = replace(result, notes=[*why, *result.notes])
     if trace and result.timeline:
         result.timeline.write_chrome_trace(Path(trace))
     if run.outcomes[0].interrupted:

@@ -1,0 +1,94 @@
+"""Asynchronous workers over many rounds: nobody waits but for the servers, stragglers hold up only themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalewise.clusters.catalogue import cluster_of
+from scalewise.clusters.cluster import Cluster, Device, Link
+from scalewise.plan import Footprint
+from scalewise.prediction.predict import Predictor
+from scalewise.published.stevens import stevens_profile
+from scalewise.results.profile import LayerCost, ProfileDocument, StepCost
+from scalewise.simulation.steady import Steady
+from scalewise.strategies.registry import strategy_of
+from scalewise.strategies.unsynchronised import rounds_plan
+
+ASYNC, SYNC = strategy_of("parameter-server-async"), strategy_of("parameter-server")
+
+
+def box(workers: int, GBps: float) -> Cluster:
+    device = Device("core", workers, 8.0, 0.05, 1e6, 0.0)
+    links = (Link("devices", "sockets", GBps, 0.0), Link("host-device", "memory", GBps, 0.0))
+    return Cluster("cores", 1, workers, (device,), links, backend="gloo", knowledge="measured")
+
+
+def profile(compute: float, update: float, parameter_bytes: int = 4_000_000) -> ProfileDocument:
+    """Seconds of any batch."""
+    steps = tuple(
+        StepCost(batch=size, forward=compute / 4, backward=compute * 3 / 4, update=update, load=0) for size in (1, 64)
+    )
+    layers = (LayerCost(name="one", parameter_bytes=parameter_bytes, activation_bytes=4, flops=1),)
+    return ProfileDocument(
+        workload="x", device="core", execution="eager", samples_per_epoch=64, parameter_bytes=parameter_bytes,
+        layers=layers, steps=steps,
+    )  # fmt: skip
+
+
+def test_where_servers_are_quick_a_round_is_a_workers_own() -> None:
+    step = Predictor(profile(1.0, 0.0), box(4, 1000)).simulate(ASYNC, 4, 64)
+    assert isinstance(step, Steady)
+    assert step.cycles == pytest.approx([1.0] * 4, rel=1e-2)
+
+
+def test_a_server_that_updates_for_each_in_turn_sets_the_pace_of_all() -> None:
+    """Four updates of 0.5 s for every second of compute: a round is two seconds."""
+    assert Predictor(profile(1.0, 0.5), box(4, 1000)).simulate(ASYNC, 4, 64).step_seconds == pytest.approx(
+        2.0, rel=1e-2
+    )
+
+
+def test_two_servers_share_what_one_had_to_do() -> None:
+    two = strategy_of("parameter-server-async:servers=2,piece_MB=1")
+    assert Predictor(profile(1.0, 0.5), box(4, 1000)).simulate(two, 4, 64).step_seconds < 1.4
+
+
+def test_a_straggler_holds_up_itself_and_synchronous_workers_all() -> None:
+    """Three at a second and one at four: 3.25 rounds a second over four workers, instead of one in four seconds."""
+    predictor = Predictor(profile(1.0, 0.0), box(4, 1000))
+    alone = predictor.simulate(ASYNC, 4, 64, slow={2: 0.25})
+    together = predictor.simulate(SYNC, 4, 64, slow={2: 0.25})
+    assert alone.step_seconds == pytest.approx(4 / 3.25, rel=1e-2)
+    assert together.step_seconds == pytest.approx(4.0, rel=1e-2)
+
+
+def test_of_mixed_devices_the_slow_kind_does_less() -> None:
+    mixed = box(2, 1000)
+    kinds = (Device("core", 1, 8.0, 0.05, 1e6, 0.0), Device("half a core", 1, 8.0, 0.025, 1e6, 0.0))
+    mixed = Cluster("mixed", 1, 2, kinds, mixed.links, backend="gloo", knowledge="measured")
+    predictor = Predictor(profile(1.0, 0.0), mixed)
+    step = predictor.simulate(ASYNC, 2, 64)
+    assert isinstance(step, Steady)
+    assert step.cycles == pytest.approx([1.0, 2.0], rel=1e-2)
+    assert predictor.simulate(SYNC, 2, 64).step_seconds == pytest.approx(2.0, rel=1e-2)
+
+
+def test_phases_sum_to_a_round() -> None:
+    made = Predictor(profile(1.0, 1.0), box(4, 1000)).predict(ASYNC, 4, 64)
+    assert sum(made.phases.values()) == pytest.approx(made.seconds)
+    assert made.phases["forward"] + made.phases["backward"] == pytest.approx(1.0, rel=0.05)
+
+
+def test_thousands_of_workers_wait_for_their_server() -> None:
+    """97 MB in and out of a server at 2 GB/s for each: beyond what is followed, rounds grow with the workers."""
+    predictor = Predictor(stevens_profile("linear"), cluster_of("8 x a100-nvlink, 512 hosts, infiniband-200"))
+    few, many = (predictor.simulate(ASYNC, count, 10 * count).step_seconds for count in (256, 4096))
+    assert many == pytest.approx(16 * few, rel=0.05)
+
+
+def test_a_round_sends_what_a_step_does() -> None:
+    footprint = Footprint((4_000_000, 400), 48, 8, 40)
+    plan = rounds_plan(footprint, 3, 9, 2, 1.0, rounds=2)
+    step = strategy_of("parameter-server-async:servers=2,piece_MB=1").plan(footprint, 3, 9)
+    headers = step.bytes_per_step - plan.bytes_per_step / 2
+    assert 0 <= headers < 1000
