@@ -15,6 +15,8 @@ from scalewise.results.units import bytes_text, seconds_text
 
 WORTH = 1.05
 """The least speed-up for which devices are added."""
+FEW = 16
+"""Devices whose plan tells what a link carries with more."""
 WHY = {
     "network": "choked by the network",
     "compute": "bound by compute",
@@ -81,7 +83,9 @@ def _alone_text(predictor: Predictor, alone: Row) -> str:
 def _moved(predictor: Predictor, row: Row) -> str:
     """'each step moves 92.3 MiB over the busiest link'."""
     made = row.prediction
-    plan = made.strategy.plan(predictor.footprint, min(made.devices, 16), made.batch, predictor.cluster.backend)
+    inside: int = getattr(made.strategy, "inside", 1)  # groups of a hybrid are kept whole
+    few = made.devices if made.devices <= FEW else max(FEW // inside, 1) * inside
+    plan = made.strategy.plan(predictor.footprint, few, made.batch, predictor.cluster.backend)
     return f"each step moves {bytes_text(plan.busiest_bytes / 2)} over the busiest link"
 
 
