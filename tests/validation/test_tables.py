@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from scalewise.validation.cell import Cell, decisions_of, errors_of
+from scalewise.validation.cell import Cell, Choices, choices_of, decisions_of, errors_of
 from scalewise.validation.small import small_tables
 from scalewise.validation.stevens import FITTED, fitted_cluster, stevens_tables
 from scalewise.validation.table import Table
@@ -24,6 +26,16 @@ def test_decisions_count_chokes_foreseen_missed_and_cried() -> None:
     decisions = decisions_of([cell(12, 13), cell(12, 8), cell(8, 12), cell(8, 8)])
     assert (decisions.right, decisions.chokes, decisions.foreseen, decisions.alarms) == (2, 2, 1, 2)
     assert (decisions.precision_percent, decisions.recall_percent) == (50, 50)
+
+
+def test_a_choice_is_right_if_it_is_nearly_as_good_as_the_best() -> None:
+    def rival(measured: float, predicted: float, rivals: str) -> Cell:
+        return replace(cell(measured, predicted), rivals=rivals)
+
+    right = [rival(10, 9, "a"), rival(9.9, 12, "a")]
+    wrong = [rival(10, 9, "b"), rival(5, 12, "b")]
+    alone = [rival(10, 9, "c"), cell(1, 1)]
+    assert choices_of([*right, *wrong, *alone]) == Choices(right=1, of=2)
 
 
 def test_without_chokes_there_is_no_recall() -> None:

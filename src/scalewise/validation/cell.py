@@ -20,6 +20,8 @@ class Cell:
     """One device on the same work, measured: more than this is a choke."""
     baselines: dict[str, float]
     """What simpler rules say."""
+    rivals: str = ""
+    """Cells of the same name differ in the strategy only; empty: there is nothing to choose from."""
 
     @property
     def error(self) -> float:
@@ -72,3 +74,28 @@ def decisions_of(cells: Sequence[Cell]) -> Decisions:
         foreseen=sum(choke and alarm for choke, alarm in zip(chokes, alarms, strict=True)),
         alarms=sum(alarms),
     )
+
+
+AS_GOOD = 1.03
+"""A choice is right if it takes at most so many times as long as the best."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How often the strategy that is predicted to be the fastest is, or nearly so."""
+
+    right: int
+    of: int
+
+
+def choices_of(cells: Sequence[Cell]) -> Choices:
+    rivals: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.rivals:
+            rivals.setdefault(cell.rivals, []).append(cell)
+    several = [group for group in rivals.values() if len(group) > 1]
+    right = [
+        min(group, key=lambda cell: cell.predicted).measured <= AS_GOOD * min(cell.measured for cell in group)
+        for group in several
+    ]
+    return Choices(sum(right), len(several))

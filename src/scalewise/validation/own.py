@@ -81,4 +81,5 @@ def _cell(timed: TimedCell, cluster: Cluster) -> Cell:
         high=made.high,
         alone=alone,
         baselines={"linear scaling": linear, "bytes / specification": linear + moved / (specified * 1e9)},
+        rivals=f"{cell.workload} on {cell.devices}{joined}, batch {cell.batch}",
     )

@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from scalewise.results.printable import Printable
-from scalewise.validation.cell import Cell, decisions_of, errors_of
+from scalewise.validation.cell import Cell, choices_of, decisions_of, errors_of
 from scalewise.validation.table import Table
 
 COLUMNS = ("table", "cells", "median", "90 %", "worst", "inside", "chokes", "false", "linear", "bytes")
@@ -83,4 +83,7 @@ def _note(table: Table) -> Text:
     for name, target in table.targets.items():
         met = values[name] <= target
         note.append(f"{name} {'≤' if met else 'not ≤'} {target:g} %, ", "green" if met else "red")
+    choices = choices_of(table.cells)
+    if choices.of:
+        note.append(f"the best strategy foreseen in {choices.right} of {choices.of} choices, ")
     return note.append(f"fitted: {table.fitted}.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from scalewise.validation.cell import Cell, decisions_of, errors_of
+from scalewise.validation.cell import Cell, choices_of, decisions_of, errors_of
 
 InSample = Literal["no", "partly", "yes", "other models", "other cells"]
 
@@ -28,7 +28,7 @@ class Table:
     """The same cells by strategy or model."""
 
     def to_json(self) -> dict[str, Any]:
-        errors, decisions = errors_of(self.cells), decisions_of(self.cells)
+        errors, decisions, choices = errors_of(self.cells), decisions_of(self.cells), choices_of(self.cells)
         return {
             "name": self.name,
             "cells": len(self.cells),
@@ -42,6 +42,7 @@ class Table:
             "chokes": decisions.chokes,
             "choke_precision_percent": decisions.precision_percent,
             "choke_recall_percent": decisions.recall_percent,
+            "best_strategy": {"right": choices.right, "of": choices.of},
             "baselines": {name: {"median_error_percent": self.baseline_error(name)} for name in self.baselines},
             "targets": self.targets,
             "parts": {

@@ -142,4 +142,5 @@ def _cell(row: TensorFlowRow, alone: float, cluster: Cluster) -> Cell:
         high=prediction.high,
         alone=alone * row.devices,
         baselines={"linear scaling": alone, "bytes / specification": alone + moved / (specified * 1e9)},
+        rivals=f"{row.model}, {row.devices} GPUs of {row.machine}, {row.batch_per_device} each, {row.data}",
     )
