@@ -18,7 +18,7 @@ from scalewise.verbs.outline import outline_of
 from tests.command import Run
 from tests.prediction.test_cells import BOX, measured
 
-TINY = "tests.tiny:float32"
+MODEL = "synthetic:parameters=1000000,flops=1000000"
 HERE = Environment(hardware={"cpu": "X", "cores": 2, "memory_bytes": 8e9, "gpus": []}, samples_per_epoch=16)
 TRUTH = scaled(BOX, "devices", 0.25)
 
@@ -26,13 +26,13 @@ TRUTH = scaled(BOX, "devices", 0.25)
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     """Three batches on one device and two, as a machine would give them whose links are a quarter of BOX's."""
-    alone = [measured("single", 1, size, 0.001 * size, workload=TINY, environment=HERE.id) for size in (2, 4, 8, 16)]
-    profile = profile_from(outline_of(TINY), alone, 16)
+    alone = [measured("single", 1, size, 0.001 * size, workload=MODEL, environment=HERE.id) for size in (2, 4, 8, 16)]
+    profile = profile_from(outline_of(MODEL), alone, 16)
     spread = []
     for size in (4, 8, 16):
-        cell = measured("mirrored", 2, size, 1.0, workload=TINY, environment=HERE.id)
+        cell = measured("mirrored", 2, size, 1.0, workload=MODEL, environment=HERE.id)
         seconds = Predictor(profile, TRUTH).simulate(TimedCell(cell, profile, 1.0).strategy, 2, size).step_seconds
-        spread.append(measured("mirrored", 2, size, seconds, workload=TINY, environment=HERE.id))
+        spread.append(measured("mirrored", 2, size, seconds, workload=MODEL, environment=HERE.id))
     with Store(tmp_path / "sweep") as store:
         store.add_environment(HERE)
         for each in [*alone, *spread]:
@@ -48,7 +48,7 @@ def test_they_are_predicted_from_their_one_device_cells(scalewise: Run, sweep: P
     assert (table["name"], table["cells"], table["in_sample"]) == ("sweep", 3, "other cells")
     assert table["median_error_percent"] < 5
     assert set(table["baselines"]) == {"linear scaling", "bytes / specification"}
-    assert list(table["parts"]) == [f"{TINY}, mirrored"]
+    assert list(table["parts"]) == [f"{MODEL}, mirrored"]
 
 
 def test_links_that_are_named_are_not_fitted(scalewise: Run, sweep: Path) -> None:
@@ -74,5 +74,5 @@ def test_links_fitted_to_a_folder_explain_it(scalewise: Run, sweep: Path) -> Non
 def test_a_folder_without_several_devices_says_what_to_measure(scalewise: Run, tmp_path: Path) -> None:
     with Store(tmp_path / "alone") as store:
         store.add_environment(HERE)
-        store.append(measured("single", 1, 4, 0.1, workload=TINY, environment=HERE.id))
+        store.append(measured("single", 1, 4, 0.1, workload=MODEL, environment=HERE.id))
     scalewise("validate", tmp_path / "alone").refused(2, "no cell on several devices", "--devices 1,2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -45,7 +46,21 @@ def _sections(profile: ProfileDocument) -> tuple[Section, ...]:
     )
 
 
+_READ: dict[int, tuple[dict[str, Any], Footprint]] = {}
+"""The latest, by the identity of what was read: copies of a profile share it, and many predictions ask."""
+MOST_KEPT = 16
+
+
 def _read(profile: ProfileDocument) -> Footprint:
+    kept = _READ.get(id(profile.footprint))
+    if kept is None:
+        if len(_READ) >= MOST_KEPT:
+            _READ.clear()
+        kept = _READ[id(profile.footprint)] = (profile.footprint, _parsed(profile))
+    return kept[1]
+
+
+def _parsed(profile: ProfileDocument) -> Footprint:
     try:
         return _adapter().validate_python(profile.footprint)
     except ValidationError as error:

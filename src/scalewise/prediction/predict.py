@@ -157,7 +157,7 @@ class Predictor:
         per_device = -(-batch // devices)
         worked_on = max(each.samples for each in step.operations if each.phase == "forward")
         spread = self.costs.spread(worked_on)
-        below, above = reach(step, spread, self.cluster.knowledge, layout)
+        below, above = reach(step, spread, self.cluster, layout)
         # Strategies of published tables, which nobody runs here, are counted as one device.
         held = strategy if strategy.name in STRATEGIES else Single()
         needed = memory_bytes(self.profile, self.costs, held, per_device, devices)
