@@ -29,7 +29,7 @@ from scalewise.results.measurement import Measurement, Protocol
 from scalewise.session.hardware import cpu_name
 from scalewise.verbs.measure import PAPER_EPOCHS, measure
 
-CASES = {"linear": (1200, (10, 20, 50, 100)), "conv": (60, (2, 3, 4, 6))}
+CASES = {"linear": (1200, (10, 20, 50, 100)), "conv": (36, (2, 3, 4, 6))}
 """Samples per epoch, and global batches."""
 WANTED_PERCENT, WANTED_SHARE = 3.0, 0.1
 
