@@ -23,7 +23,8 @@ def float32() -> Workload:
 def _tiny(name: str, dtype: torch.dtype, optimizer: str) -> Workload:
     return Workload(
         name=name,
-        model=lambda: nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh(), nn.Linear(5, CLASSES)).to(dtype),
+        # Four layers, so that four devices can have one each.
+        model=lambda: nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh(), nn.Linear(5, CLASSES), nn.Identity()).to(dtype),
         data=lambda request: _data(request, dtype),
         loss=classification_loss,
         accuracy=classification_accuracy,

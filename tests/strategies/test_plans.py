@@ -7,11 +7,17 @@ from dataclasses import replace
 import pytest
 
 from scalewise.errors import UserError
-from scalewise.plan import Footprint
+from scalewise.plan import Footprint, Section
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 from scalewise.strategies.shares import share_sizes
 
-MODEL = Footprint(parameter_bytes=(40_000_000, 8_000_000), input_bytes=48_000, target_bytes=8, output_bytes=40)
+MODEL = Footprint(
+    parameter_bytes=(40_000_000, 8_000_000),
+    input_bytes=48_000,
+    target_bytes=8,
+    output_bytes=40,
+    sections=tuple(Section(name, 1000, 16_000_000, 100, (4000,), (4000,)) for name in ("first", "second", "third")),
+)
 S = 48_000_000
 
 

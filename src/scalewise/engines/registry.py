@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scalewise.engines import central_storage, data_parallel, mirrored, parameter_server, ring, single
+from scalewise.engines import central_storage, data_parallel, layers, mirrored, parameter_server, pipeline, ring, single
 from scalewise.engines.engine import Engine, Job
 
 ENGINES: dict[str, Callable[[Any, Job], Engine]] = {
@@ -16,5 +16,7 @@ ENGINES: dict[str, Callable[[Any, Job], Engine]] = {
     "parameter-server": parameter_server.build,
     "parameter-server-async": parameter_server.build,
     "central-storage": central_storage.build,
+    "layers": layers.build,
+    "pipeline": pipeline.build,
 }
 """Each is given its own strategy's dataclass."""

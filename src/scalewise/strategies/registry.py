@@ -5,9 +5,11 @@ from __future__ import annotations
 from scalewise.spec import parse_spec, unknown
 from scalewise.strategies.central_storage import CentralStorage
 from scalewise.strategies.data_parallel import DataParallel
+from scalewise.strategies.layers import Layers
 from scalewise.strategies.mirrored import Mirrored
 from scalewise.strategies.parameter_server import ParameterServer
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
+from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.ring import Ring
 from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy, with_options
@@ -20,6 +22,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "parameter-server": ParameterServer,
     "parameter-server-async": ParameterServerAsync,
     "central-storage": CentralStorage,
+    "layers": Layers,
+    "pipeline": Pipeline,
 }
 
 

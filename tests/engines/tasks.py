@@ -1,0 +1,38 @@
+"""Tasks for the tests of engines: ranks import them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from scalewise.engines.engine import Job, Place
+from scalewise.engines.pipeline import build
+from scalewise.session.worker import Worker
+from scalewise.step.clock import HostClock, Times
+from scalewise.training.request import Request
+
+
+def worked_on(worker: Worker, request: Request) -> list[str]:
+    """What torch's schedule has this rank compute in one step: '0F1' is stage 0, forward, micro-batch 1."""
+    workload = request.resolved()
+    place = Place(worker.rank, worker.world, worker.device)
+    job = Job(workload, workload.data(request.data), request.settings, place, HostClock(Times()))
+    engine: Any = build(request.strategy, job)  # type: ignore[arg-type]
+    done: list[str] = []
+
+    def noted(call: Callable[..., Any], what: str) -> Callable[..., Any]:
+        def wrapped(number: int, *arguments: Any, **options: Any) -> Any:
+            done.append(f"{what}{number}")
+            return call(number, *arguments, **options)
+
+        return wrapped
+
+    schedule = engine.schedule
+    for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
+        stage.forward_one_chunk = noted(stage.forward_one_chunk, f"{stage.stage_index}F")
+        stage.backward_one_chunk = noted(stage.backward_one_chunk, f"{stage.stage_index}B")
+    engine.start_epoch([torch.arange(request.settings.batch)])
+    engine.step()
+    return done

@@ -1,0 +1,137 @@
+"""Stages on different ranks: exact for every kind of model, however it is cut; whole checkpoints; refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scalewise.data.data import DataRequest
+from scalewise.engines.engine import Job, Place
+from scalewise.engines.layers import build
+from scalewise.errors import UserError
+from scalewise.step.clock import HostClock, Times
+from scalewise.step.settings import Settings
+from scalewise.strategies.registry import strategy_of
+from scalewise.strategies.schedules import Kind, schedule_of
+from scalewise.training.loop import Outcome, train_on
+from scalewise.training.request import Request
+from scalewise.training.task import train_task
+from scalewise.verbs.outcomes import bytes_per_step
+from tests.conftest import DEVICE_KIND, SessionOf
+from tests.engines.tasks import worked_on
+
+pytestmark = pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
+HERE = torch.device("cpu" if DEVICE_KIND == "cpu" else "cuda")
+
+
+def request_for(kind: str, strategy: str, path: Path | None, steps: int = 4, **more: object) -> Request:
+    """Batches of 5, then one of 2."""
+    settings = Settings(5, None, steps, checkpoint=path, **more)  # type: ignore[arg-type]
+    return Request(f"tests.tiny_cut:{kind}", strategy_of(strategy), settings, DataRequest(samples=7))
+
+
+def alone(kind: str, path: Path, steps: int = 4, **more: object) -> Outcome:
+    return train_on(Place(0, 1, HERE), request_for(kind, "single", path, steps, **more), lambda _: None)
+
+
+def state(path: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in load_file(path).items() if not name.startswith("random/")}
+
+
+def assert_alike(found: Path, expected: Path) -> None:
+    mine, theirs = state(found), state(expected)
+    assert set(mine) == set(theirs)
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(
+            mine[name], tensor, rtol=0, atol=1e-10, msg=lambda said, name=name: f"{name}: {said}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "ranks"),
+    [
+        ("small_unet", "layers", 2),
+        ("small_unet", "layers", 4),
+        ("small_unet", "pipeline", 3),
+        ("small_unet", "pipeline:schedule=interleaved", 2),
+        ("small_unet", "pipeline:schedule=gpipe,checkpoint", 2),
+        ("small_transformer", "layers", 3),
+        ("small_transformer", "pipeline:schedule=gpipe,microbatches=3", 2),
+        ("small_transformer", "pipeline", 4),
+        ("batch_norm_unet", "layers", 2),
+        ("declared", "layers", 2),
+        ("skipping", "layers", 2),
+        ("skipping", "pipeline", 3),
+        ("skipping", "pipeline:cut=layers.1", 2),
+        ("small_unet", "layers:cut=1+4", 3),
+    ],
+)
+def test_weights_and_state_equal_single_device_training(
+    kind: str, strategy: str, ranks: int, tmp_path: Path, session_of: SessionOf
+) -> None:
+    reference = alone(kind, tmp_path / "alone")
+    request = request_for(kind, strategy, tmp_path / "spread")
+    session = session_of(ranks)
+    outcomes: list[Outcome] = session.run(train_task, request)
+    assert_alike(tmp_path / "spread", tmp_path / "alone")
+    assert outcomes[0].losses == pytest.approx(reference.losses, rel=1e-6)
+    accuracies = [outcome.accuracy for outcome in outcomes if outcome.accuracy is not None]
+    assert accuracies == ([pytest.approx(reference.accuracy)] if reference.accuracy is not None else [])
+    sent = bytes_per_step(request, session.placement, outcomes)
+    assert sent.traced == pytest.approx(sent.planned, rel=0.01)
+
+
+@pytest.mark.parametrize(("first", "then"), [("layers", "single"), ("single", "pipeline"), ("pipeline", "layers")])
+def test_a_checkpoint_of_one_strategy_goes_on_under_another(
+    first: str, then: str, tmp_path: Path, session_of: SessionOf
+) -> None:
+    alone("small_unet", tmp_path / "alone", steps=5)
+    for strategy, steps in ((first, 3), (then, 5)):
+        resume = strategy is then
+        if strategy == "single":
+            alone("small_unet", tmp_path / "spread", steps, resume=resume)
+        else:
+            request = request_for("small_unet", strategy, tmp_path / "spread", steps, resume=resume)
+            session_of(2).run(train_task, request)
+    assert_alike(tmp_path / "spread", tmp_path / "alone")
+
+
+def test_parts_of_a_batch_one_after_the_other_change_nothing(tmp_path: Path, session_of: SessionOf) -> None:
+    alone("small_unet", tmp_path / "alone")
+    session_of(2).run(train_task, request_for("small_unet", "layers", tmp_path / "spread", accumulate=2))
+    assert_alike(tmp_path / "spread", tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "ranks", "sentence"),
+    [
+        ("declared", "layers", 3, "3 stages are too many for this model: it can be cut into 2 at most (body, head)"),
+        ("tied", "layers", 3, "'0' and '2' share weights, and a cut lies between them"),
+        ("small_unet", "layers:cut=1.pool+nope", 3, "unknown module to cut at 'nope'"),
+        ("undeclared", "layers", 2, "cannot be cut at second: torch.export fails with"),
+        ("undeclared", "layers", 2, "write it as an nn.Sequential, or say its stages with Workload(stages=...)"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_answered_with_where_and_what_to_do(
+    kind: str, strategy: str, ranks: int, sentence: str
+) -> None:
+    request = request_for(kind, strategy, None)
+    workload = request.resolved()
+    place = Place(0, ranks, torch.device("cpu"))
+    job = Job(workload, workload.data(request.data), request.settings, place, HostClock(Times()))
+    with pytest.raises(UserError) as answer:
+        build(request.strategy, job)  # type: ignore[arg-type]
+    assert sentence in str(answer.value)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("gpipe", 3), ("1f1b", 3), ("interleaved", 4)])
+def test_torch_works_in_the_planned_order(kind: Kind, count: int, session_of: SessionOf) -> None:
+    request = request_for("small_unet", f"pipeline:schedule={kind},microbatches={count}", None)
+    expected = [
+        [f"{work.stage}{work.phase[0].upper()}{work.microbatch}" for work in works]
+        for works in schedule_of(kind, 2, request.strategy.stages_each, count)  # type: ignore[attr-defined]
+    ]
+    assert session_of(2).run(worked_on, request) == expected

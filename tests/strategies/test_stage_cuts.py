@@ -1,0 +1,101 @@
+"""Where models are cut: balanced stages, then little to hold and to send; names; refusals."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from scalewise.errors import UserError
+from scalewise.plan import Section
+from scalewise.strategies.stage_cuts import SLACK, cost_of, stage_ranges
+
+
+def sections(*flops: int, passed: tuple[int, ...] = (), held: tuple[int, ...] = ()) -> list[Section]:
+    return [
+        Section(
+            name=f"layer{number}",
+            flops=each,
+            parameter_bytes=held[number] if held else 1,
+            kept_bytes=0,
+            passed_bytes=(passed[number] if passed else 1,),
+            returned_bytes=(1,),
+        )
+        for number, each in enumerate(flops)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flops", "stages", "expected"),
+    [
+        ((1, 1, 1, 1), 2, [range(2), range(2, 4)]),
+        ((9, 1, 1, 1), 2, [range(1), range(1, 4)]),
+        ((1, 1, 1, 9), 2, [range(3), range(3, 4)]),
+        ((4, 4, 4, 4, 4, 4), 3, [range(2), range(2, 4), range(4, 6)]),
+        ((5, 0, 0, 5), 4, [range(1), range(1, 2), range(2, 3), range(3, 4)]),
+        ((3,), 1, [range(1)]),
+    ],
+)
+def test_the_slowest_stage_is_as_quick_as_can_be(flops: tuple[int, ...], stages: int, expected: list[range]) -> None:
+    assert stage_ranges(sections(*flops), stages, 8) == expected
+
+
+def test_where_cuts_are_equally_quick_the_one_that_sends_less_is_taken() -> None:
+    assert stage_ranges(sections(100, 1, 100, passed=(50, 10, 50)), 2, 8) == [range(2), range(2, 3)]
+    assert stage_ranges(sections(100, 1, 100, passed=(10, 50, 50)), 2, 8) == [range(1), range(1, 3)]
+
+
+def test_where_cuts_are_equally_quick_memory_counts_before_what_is_sent() -> None:
+    model = sections(100, 1, 100, passed=(50, 10, 50), held=(100, 100, 10))
+    assert stage_ranges(model, 2, 8) == [range(1), range(1, 3)]
+
+
+def test_activations_count_by_the_sample() -> None:
+    model = [
+        Section("a", 0, 0, 100, (1,), (1,)),
+        Section("b", 0, 0, 100, (1,), (1,)),
+        Section("c", 0, 0, 200, (1,), (1,)),
+    ]
+    assert stage_ranges(model, 2, 8) == [range(2), range(2, 3)]
+
+
+@given(some.lists(some.integers(1, 50), min_size=1, max_size=8), some.integers(1, 4))
+def test_no_cut_is_much_quicker(flops: list[int], stages: int) -> None:
+    model = sections(*flops)
+    if stages > len(model):
+        return
+    found = stage_ranges(model, stages, 1)
+    assert [at for stage in found for at in stage] == list(range(len(model)))
+
+    def slowest(stages: list[range]) -> int:
+        return max(sum(cost_of(model[at]) for at in stage) for stage in stages)
+
+    every = ([0, *bounds, len(model)] for bounds in combinations(range(1, len(model)), stages - 1))
+    best = min(slowest([range(*pair) for pair in pairwise(bounds)]) for bounds in every)
+    assert slowest(found) <= SLACK * best
+
+
+def test_named_modules_begin_the_stages_after_the_first() -> None:
+    assert stage_ranges(sections(1, 1, 1, 1), 3, 8, "layer3+layer1") == [range(1), range(1, 3), range(3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("stages", "cut", "sentence"),
+    [
+        (4, "", "4 stages are too many for this model: it can be cut into 3 at most (layer0, layer1, layer2)"),
+        (2, "layer9", "unknown place to cut 'layer9' (did you mean 'layer2'?); valid: layer1, layer2"),
+        (2, "layer0", "'layer0' begins the model"),
+        (2, "layer1+layer2", "cut=layer1+layer2 makes 3 stages, and these devices need 2; name 1 places"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(stages: int, cut: str, sentence: str) -> None:
+    with pytest.raises(UserError) as answer:
+        stage_ranges(sections(1, 1, 1), stages, 8, cut)
+    assert sentence in str(answer.value)
+
+
+def test_a_model_of_which_nothing_is_known_is_not_cut() -> None:
+    with pytest.raises(UserError, match="says nowhere that it can be cut"):
+        stage_ranges([], 2, 8)

@@ -1,0 +1,112 @@
+"""Small models of every kind that can be cut into stages; ranks import them by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from scalewise.data.data import Data, DataRequest
+from scalewise.data.shapes import load_shapes
+from scalewise.data.text import load_text
+from scalewise.workloads.transformer import next_token_loss, transformer
+from scalewise.workloads.unet import build as build_unet
+from scalewise.workloads.unet import unet
+from scalewise.workloads.workload import Workload
+from tests.tiny import float64
+
+IMAGE, CONTEXT = 8, 6
+
+
+def small_unet() -> Workload:
+    """Two skips cross the cuts between three levels."""
+    built = build_unet("unet", width=2, depth=2, norm="none", size=IMAGE)
+    return replace(built, model=lambda: unet(2, 2, batch_norm=False).double(), data=_doubled, input_dtype=torch.float64)
+
+
+def batch_norm_unet() -> Workload:
+    return replace(small_unet(), model=lambda: unet(2, 2, batch_norm=True).double())
+
+
+def _doubled(request: DataRequest) -> Data:
+    data = load_shapes(request, size=IMAGE)
+    assert data.tensors is not None
+    return Data(data.source, (data.tensors[0].double(), data.tensors[1].double()))
+
+
+def small_transformer() -> Workload:
+    return Workload(
+        name="transformer",
+        model=lambda: transformer(2, 8, 2, CONTEXT, 256).double(),
+        data=partial(load_text, context=CONTEXT, vocabulary=256),
+        loss=next_token_loss,
+        input_shape=(CONTEXT,),
+        input_dtype=torch.int64,
+    )
+
+
+class Skipping(nn.Module):
+    """What goes in is needed at the end; no list of stages could say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 5)
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        early = torch.tanh(self.first(inputs))
+        value = early
+        for layer in self.layers:
+            value = torch.tanh(layer(value))
+        result: Tensor = self.last(value + early)
+        return result
+
+
+def skipping() -> Workload:
+    return replace(float64(), model=lambda: Skipping().double())
+
+
+class Branches(nn.Module):
+    """No sequence, and torch.export cannot follow it: it looks at its numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        value = self.first(inputs)
+        result: Tensor = self.second(value if value.sum() > 0 else -value)
+        return result
+
+
+def undeclared() -> Workload:
+    return replace(float64(), model=lambda: Branches().double())
+
+
+class Named(nn.Module):
+    """A sequence that is no nn.Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.head(self.body(inputs))
+        return result
+
+
+def declared() -> Workload:
+    return replace(float64(), model=lambda: Named().double(), stages=lambda model: [model.body, model.head])  # type: ignore[list-item]
+
+
+def tied() -> Workload:
+    def model() -> nn.Module:
+        layers = [nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)]
+        layers[2].weight = layers[0].weight
+        return nn.Sequential(*layers).double()
+
+    return replace(float64(), model=model)
