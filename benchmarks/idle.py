@@ -1,6 +1,6 @@
 """How long devices of a model in stages wait for each other: measured on CPU ranks beside what the plan says.
 
-.venv/bin/python benchmarks/idle.py [--devices 2] [--steps 24]
+.venv/bin/python benchmarks/idle.py [--devices 2] [--steps 12]
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def idle_part(timeline: Timeline) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=12)
     asked = parser.parse_args()
     print(f"{'strategy':44} {'planned':>8} {'measured':>9} {'step':>9}")
     worst = 0.0
