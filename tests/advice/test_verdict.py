@@ -12,6 +12,7 @@ from scalewise.advice.verdict import Verdict, verdict_of
 from scalewise.clusters.catalogue import cluster_of
 from scalewise.clusters.cluster import Cluster
 from scalewise.prediction.predict import Predictor
+from scalewise.published.models import outlined_profile
 from scalewise.published.stevens import stevens_profile
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.single import Single
@@ -38,6 +39,13 @@ def test_the_convolutional_model_gets_all_four() -> None:
     assert (said.add_devices, said.best.prediction.devices, said.best.name) == (True, 4, "mirrored")
     assert said.best.speedup == pytest.approx(3.05, rel=0.02)
     assert "3.05 times faster" in said.reason
+
+
+def test_a_few_percent_are_no_reason_to_leave_torchs_own_way() -> None:
+    predictor = Predictor(outlined_profile("ResNet-50", "A100-SXM4-80GB", {64: 0.1}), cluster_of("8x-a100-nvlink"))
+    rows = rows_of(predictor, [strategy_of("ring"), strategy_of("mirrored")], [8], [64])
+    assert rows[1].prediction.seconds < rows[2].prediction.seconds < 1.05 * rows[1].prediction.seconds
+    assert verdict_of(predictor, rows).best.name == "mirrored"
 
 
 def test_what_does_not_fit_one_device_must_be_spread() -> None:

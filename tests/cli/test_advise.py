@@ -12,6 +12,7 @@ import pytest
 from scalewise.published.stevens import stevens_profile
 from scalewise.results.profile import Profile
 from tests.command import Run, command
+from tests.verbs.test_auto import box as two_cores
 
 STUDY = ("--cluster", "4x-gtx-1080-ti", "--batch", "100")
 
@@ -90,6 +91,25 @@ def test_seconds_of_one_device_are_not_put_beside_the_links_of_another(scalewise
     Profile(stevens_profile("conv")).write(path)
     said = scalewise("advise", "--profile", path, "--cluster", "8x-a100-nvlink")
     said.refused(2, "the profile is of conv on GTX 1080 Ti, but 8x-a100-nvlink has A100-SXM4-80GB", "--step-time")
+
+
+def test_without_a_cluster_it_profiles_and_answers_for_this_machine(
+    scalewise: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("scalewise.verbs.profiler.SECONDS_PER_BATCH", 0.02)
+    monkeypatch.setattr("scalewise.verbs.here.cluster_here", lambda _: (two_cores(1e-5, 1e5), "links of a test"))
+    asked = ("advise", "tests.tiny:float32", "--batch", 8, "--save-profile", tmp_path / "tiny.json", "--json")
+    first, again = (json.loads(scalewise(*asked).stdout) for _ in range(2))
+    assert (first["cluster"], first["workload"]) == ("here-2x-cpu", "tests.tiny:float32")
+    assert first["profile"]["source"] == "a profile of the device here, links of a test"
+    assert set(first["profile"]["batches"]) == {1, 2, 4, 8}
+    assert {row["devices"] for row in first["rows"]} == {1, 2}
+    assert first["verdict"]["add_devices"] is False
+    assert "kept since" in again["profile"]["source"]
+    assert again["rows"] == first["rows"]
+    saved = Profile.read(tmp_path / "tiny.json").document
+    assert [step.batch for step in saved.steps] == [1, 2, 4, 8]
+    assert len(saved.steps[0].ready) == 4
 
 
 @pytest.mark.parametrize("line", ["advise linear --cluster 4x-gtx-1080-ti", "validate stevens", "list clusters"])

@@ -40,7 +40,7 @@ def test_a_trace_that_does_not_fit(full_disk: Path, scalewise: Run, fill: Callab
 def test_a_profile_that_does_not_fit(
     full_disk: Path, scalewise: Run, fill: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scalewise.verbs.profile.SECONDS_PER_BATCH", 0.05)
+    monkeypatch.setattr("scalewise.verbs.profiler.SECONDS_PER_BATCH", 0.05)
     fill(full_disk)
     path = full_disk / "p.json"
     scalewise("profile", "tests.tiny:float32", "--batch", 4, "--out", path).refused(

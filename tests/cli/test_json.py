@@ -95,7 +95,7 @@ def test_describe(name: str, parameters: int, scalewise: Run) -> None:
 
 
 def test_profile(scalewise: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalewise.verbs.profile.SECONDS_PER_BATCH", 0.05)
+    monkeypatch.setattr("scalewise.verbs.profiler.SECONDS_PER_BATCH", 0.05)
     path = folder / "p.json"
     line = ("profile", "tests.tiny:float32", "--device-kind", "cpu", "--batch", "4,8", "--json", "--out", path)
     document = document_of(scalewise(*line))

@@ -8,7 +8,7 @@ import pytest
 
 from scalewise.clusters.cluster import Cluster, Device, Link
 from scalewise.collectives.send import Send
-from scalewise.plan import Footprint, PlanBuilder, alike_sends
+from scalewise.plan import Footprint, Matrix, PlanBuilder, Section, alike_sends
 from scalewise.simulation.conduct import Conduct
 from scalewise.simulation.layout import packed
 from scalewise.simulation.network import Network, Traffic
@@ -20,6 +20,17 @@ DEVICE = Device("card", 4, memory_GB=8, peak_TFLOPS=10, memory_GBps=1e9, launch_
 """With a memory in which moving bytes costs nothing."""
 BOX = Cluster("box", 1, 4, (DEVICE,), (Link("devices", "pcie", GBps=1.0, latency_us=0.0),))
 MODEL = Footprint(parameter_bytes=(GB,), input_bytes=0, target_bytes=0, output_bytes=0)
+CUT = replace(
+    MODEL,
+    parameter_bytes=(GB // 2, GB // 2),
+    parameter_names=("1.weight", "0.weight"),
+    matrices=(
+        Matrix("0", "columns", "0", 8, 8, 1, 0, 4, 4, True, 1),
+        Matrix("1", "rows", "0", 8, 8, 1, 1, 4, 4, True, 1),
+    ),
+    sections=tuple(Section(str(number), 1, GB // 4, 4, (4,), (4,)) for number in range(4)),
+)
+"""The same in parts: two matrices that can be cut, four sections to cut between."""
 FREE = Conduct(overlap=1.0)
 SERIAL = Conduct(overlap=0.0)
 
@@ -154,7 +165,8 @@ def test_cores_fetch_from_host_memory_themselves() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("devices", [1, 3, 4])
 def test_phases_sum_to_the_step_on_every_rank(strategy: str, devices: int) -> None:
-    step = simulated(strategy, 1 if strategy == "single" else devices, 7)
+    whole_groups = {"single": 1, "hybrid": 2 * -(-devices // 2)}
+    step = simulated(strategy, whole_groups.get(strategy, devices), 7, model=CUT)
     totals: dict[int, float] = {}
     for span in step.timeline.spans:
         if span.lane == "compute":

@@ -22,6 +22,8 @@ from scalewise.results.units import seconds_text
 MARKS = {"measured": "", "interpolated": "~", "extrapolated": "?"}
 COLUMNS = ("strategy", "n", "each", "step", "90 %", "epoch", "faster", "grown", "limit")
 LEFT = ("strategy", "limit")
+NAMES = 16
+"""Columns that the name of a strategy has at least."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,11 @@ class Advice(Printable):
         priced = self.cluster.price_per_hour is not None
         for title in (*COLUMNS, *(("cost",) if priced else ())):
             table.add_column(
-                title, justify="left" if title in LEFT else "right", no_wrap=title != "strategy", overflow="fold"
+                title,
+                justify="left" if title in LEFT else "right",
+                no_wrap=title != "strategy",
+                overflow="fold",
+                min_width=NAMES if title == "strategy" else None,
             )
         before = ""
         for row in rows:
@@ -94,8 +100,8 @@ class Advice(Printable):
                 str(made.devices),
                 f"{made.batch_per_device:,}{MARKS[made.known]}",
                 seconds_text(made.seconds),
-                f"-{1 - made.low / made.seconds:.0%}+{made.high / made.seconds - 1:.0%}",
-                seconds_text(made.epoch_seconds),
+                f"-{100 * (1 - made.low / made.seconds):.0f}+{100 * (made.high / made.seconds - 1):.0f}",
+                _short(made.epoch_seconds),
                 *(("-" if value is None else f"{value:.2f}") for value in (row.speedup, row.speedup_per_device_batch)),
                 made.bottleneck,
                 *((_dollars(row.cost_per_epoch),) if priced else ()),
@@ -107,9 +113,9 @@ class Advice(Printable):
     def _footnote(self) -> str:
         known = {row.prediction.known for row in self.rows}
         notes = [
-            f"Predicted from {self.source}. n: devices; each: samples on one; 90 %: how far the interval reaches; "
-            "faster: an epoch, than on one device at the same global batch; grown: the same with as many samples on "
-            "every device as the one had, so that the batch grows with the devices."
+            f"Predicted from {self.source}. n: devices; each: samples on one; 90 %: how far the interval reaches, in "
+            "percent; faster: an epoch, than on one device at the same global batch; grown: the same with as many "
+            "samples on every device as the one had, so that the batch grows with the devices."
         ]
         if self.captured:
             notes += [
@@ -119,6 +125,13 @@ class Advice(Printable):
         notes += ["~ interpolated between profiled batches."] if "interpolated" in known else []
         notes += ["? outside of them, a guess."] if "extrapolated" in known else []
         return " ".join(notes)
+
+
+def _short(seconds: float) -> str:
+    """Long epochs in one unit: a table is narrow."""
+    if seconds < 120:
+        return seconds_text(seconds)
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"
 
 
 def _dollars(cost: float | None) -> str:

@@ -52,7 +52,7 @@ def verdict_of(predictor: Predictor, rows: Sequence[Row]) -> Verdict:
     alone = rows[0]
     exact = [row for row in rows[1:] if row.prediction.strategy.exact]
     fitting = [row for row in exact if row.prediction.fits]
-    several = min(fitting or exact or [alone], key=lambda row: row.prediction.epoch_seconds)
+    several = _best(fitting or exact or [alone])
     must = not alone.prediction.fits and several.prediction.fits
     add = several is not alone and (must or (several.speedup or 0) > WORTH)
     best = several if add else alone
@@ -66,6 +66,14 @@ def verdict_of(predictor: Predictor, rows: Sequence[Row]) -> Verdict:
     changes = changes_of(predictor, alone, several, {row.prediction.strategy.name for row in rows})
     bottleneck = several.prediction.bottleneck
     return Verdict(add, best, bottleneck, f"{reason} {_even_text(even, several)}".strip(), even, changes)
+
+
+def _best(rows: Sequence[Row]) -> Row:
+    """The fastest; what is predicted to gain less than devices must is no reason to leave torch's own way."""
+    fastest = min(rows, key=lambda row: row.prediction.epoch_seconds)
+    usual = [row for row in rows if row.name == "mirrored" and row.prediction.devices == fastest.prediction.devices]
+    near = [row for row in usual if row.prediction.epoch_seconds < WORTH * fastest.prediction.epoch_seconds]
+    return near[0] if near else fastest
 
 
 def _device(predictor: Predictor) -> str:
