@@ -23,16 +23,16 @@ class Matrix:
     """Those that do so together."""
     columns: int
     rows: int
-    unit: int
+    unit: int = 1
     """Of the cut ones so many stay together: a head's width."""
-    source: int
+    source: int = 0
     """Layers with the same number take in the same tensor."""
-    input_bytes: int
+    input_bytes: int = 0
     """Of one sample, as is the next."""
-    output_bytes: int
-    input_learns: bool
+    output_bytes: int = 0
+    input_learns: bool = True
     """Whether backward needs the gradient of what it takes in; that of the data is not needed."""
-    flops: int
+    flops: int = 0
     """Forward, of one sample."""
 
 
@@ -53,6 +53,8 @@ class Section:
     """Of every tensor that the next section is given, those that only pass through (skip connections) too."""
     returned_bytes: tuple[int, ...]
     """Of every gradient that comes back from it."""
+    seconds: float = 0.0
+    """Of some samples forward and backward, where it was measured."""
 
 
 @dataclass(frozen=True)

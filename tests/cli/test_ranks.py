@@ -16,7 +16,7 @@ from tests.command import Run, finish, start
 RANKS = ("--devices", 2, "--device-kind", "cpu", "--batch", 8)
 
 
-@pytest.mark.parametrize("strategy", ["data-parallel", "mirrored", "ring", "parameter-server"])
+@pytest.mark.parametrize("strategy", ["data-parallel", "mirrored", "ring", "parameter-server", "tensor", "sharded"])
 def test_the_document_says_where_it_ran_and_what_crossed(strategy: str, tmp_path: Path, scalewise: Run) -> None:
     trace = tmp_path / "trace.json"
     run = ("train", "tests.tiny:float32", "--strategy", strategy, *RANKS, "--epochs", 9)
@@ -31,15 +31,17 @@ def test_the_document_says_where_it_ran_and_what_crossed(strategy: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("workload", "sentence"),
+    ("workload", "strategy", "sentence"),
     [
-        ("killed", "rank 1 was killed (signal 9)"),
-        ("raises", "ValueError: a bug in the loss"),
-        ("hangs", "rank 1 did not answer within 2 s"),
+        ("killed", "mirrored", "rank 1 was killed (signal 9)"),
+        ("raises", "mirrored", "ValueError: a bug in the loss"),
+        ("hangs", "mirrored", "rank 1 did not answer within 2 s"),
+        ("killed", "tensor", "rank 1 was killed (signal 9)"),
+        ("killed", "sharded", "rank 1 was killed (signal 9)"),
     ],
 )
-def test_a_rank_that_fails_is_named_and_nothing_is_left(workload: str, sentence: str) -> None:
-    run = ("train", f"tests.tiny_ranks:{workload}", "--strategy", "mirrored", *RANKS, "--steps", 1000, "--timeout", 2)
+def test_a_rank_that_fails_is_named_and_nothing_is_left(workload: str, strategy: str, sentence: str) -> None:
+    run = ("train", f"tests.tiny_ranks:{workload}", "--strategy", strategy, *RANKS, "--steps", 1000, "--timeout", 2)
     process = start(*run)
     watched = psutil.Process(process.pid)
     seen: set[psutil.Process] = set()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scalewise.errors import UserError
-from scalewise.plan import Footprint, Section
+from scalewise.plan import Footprint, Matrix, Section
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 from scalewise.strategies.shares import share_sizes
 
@@ -168,8 +168,11 @@ def test_central_storage_fetches_one_layer_ahead_of_the_one_at_work() -> None:
 
 
 def test_every_operation_waits_only_for_earlier_ones() -> None:
+    pair = (Matrix("0", "columns", "0", 8, 8, flops=1), Matrix("1", "rows", "0", 8, 8, source=1, flops=1))
+    model = replace(MODEL, parameter_names=("1.weight", "0.weight"), matrices=pair)
     for name in STRATEGIES:
-        for position, step in enumerate(strategy_of(name).plan(MODEL, 1 if name == "single" else 3, 7).operations):
+        devices = {"single": 1, "hybrid": 4}.get(name, 3)
+        for position, step in enumerate(strategy_of(name).plan(model, devices, 7).operations):
             assert all(before < position for before in step.after), (name, position)
 
 

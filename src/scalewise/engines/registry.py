@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scalewise.engines import central_storage, data_parallel, layers, mirrored, parameter_server, pipeline, ring, single
+from scalewise.engines import (
+    central_storage,
+    data_parallel,
+    hybrid,
+    layers,
+    mirrored,
+    parameter_server,
+    pipeline,
+    ring,
+    sharded,
+    single,
+    tensor,
+)
 from scalewise.engines.engine import Engine, Job
 
 ENGINES: dict[str, Callable[[Any, Job], Engine]] = {
@@ -18,5 +30,8 @@ ENGINES: dict[str, Callable[[Any, Job], Engine]] = {
     "central-storage": central_storage.build,
     "layers": layers.build,
     "pipeline": pipeline.build,
+    "tensor": tensor.build,
+    "hybrid": hybrid.build,
+    "sharded": sharded.build,
 }
 """Each is given its own strategy's dataclass."""

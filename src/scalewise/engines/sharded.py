@@ -25,6 +25,7 @@ from scalewise.errors import UserError
 from scalewise.step.clock import Clock
 from scalewise.step.feed import Feed, make_feed
 from scalewise.step.optimizers import make_optimizer, refuse_unless_elementwise
+from scalewise.step.shards import Shard, shards_of
 from scalewise.strategies.sharded import Sharded
 from scalewise.strategies.units import units_of
 
@@ -62,6 +63,17 @@ class ShardedEngine(HoldsParts):
 
     def held(self) -> Mapping[str, Tensor]:
         return self.own
+
+    def start_epoch(self, batches: list[Tensor]) -> None:
+        """Every part is gathered for, so all ranks compute in as many, the last of which may have no weight."""
+        place, parts = self.job.place, self.job.settings.accumulate
+        shards = [shards_of(rows, place.world, place.rank, parts) for rows in batches]
+        for rows, mine in zip(batches, shards, strict=True):
+            most = min(parts, -(-len(rows) // place.world))
+            mine += [Shard(rows[:1], 0.0) for _ in range(most - len(mine))]
+        feed = self.feed.batches([shard.rows for mine in shards for shard in mine])
+        told = [(shard.weight, shard is mine[-1]) for mine in shards for shard in mine]
+        self.pending = ((batch, *what) for batch, what in zip(feed, told, strict=True))
 
     def _update(self) -> None:
         for name, parameter in self.sharded.items():

@@ -18,7 +18,7 @@ from scalewise.step.feed import Feed, make_feed
 from scalewise.step.optimizers import refuse_unless_elementwise
 from scalewise.strategies.cuts import Cut
 from scalewise.strategies.tensor import Tensor as TensorStrategy
-from scalewise.workloads.footprint import footprint_of
+from scalewise.workloads.matrices import matrices_of
 
 
 def build(strategy: TensorStrategy, job: Job) -> Engine:
@@ -31,7 +31,7 @@ def build_groups(strategy: TensorStrategy, job: Job, parts: int) -> Engine:
         raise UserError("--execution graph is not possible: steps between ranks cannot be captured; use eager or auto")
     refuse_unless_elementwise(job.optimizer, f"devices under {strategy.name}")
     model = job.workload.model()
-    cuts = strategy.cuts(footprint_of(job.workload, job.data).matrices, parts)
+    cuts = strategy.cuts(matrices_of(model), parts)
     if strategy.columns:
         refuse_if_it_fails(job.workload, cuts, job.clock)
     refuse_shared(model, cuts)

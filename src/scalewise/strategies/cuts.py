@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import groupby
 from typing import Literal
 
 from scalewise.errors import UserError
 from scalewise.plan import Matrix
 from scalewise.spec import unknown
 from scalewise.strategies.shares import share_sizes
+
+MOST_NAMES = 16
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,12 @@ def declared_cuts(matrices: Sequence[Matrix], parts: int) -> dict[str, Cut]:
     if not named:
         raise UserError(
             "tensor finds no layers to cut: none is followed, through element-wise functions only, by another; name "
-            f"them as in tensor:columns=LAYER+LAYER,rows=LAYER; there are: {_names(matrices) or 'none'}"
+            f"them as in tensor:columns=LAYER+LAYER,rows=LAYER; there are: {', '.join(_names(matrices)) or 'none'}"
         )
     cuts: dict[str, Cut] = {}
     widest = 0
-    for _, group in groupby(named, key=lambda matrix: matrix.group):
-        members = list(group)
+    for group in dict.fromkeys(matrix.group for matrix in named):
+        members = [matrix for matrix in named if matrix.group == group]
         units = min(_width(each, each.role) // each.unit for each in members)
         widest = max(widest, units)
         if units >= parts:
@@ -60,7 +61,7 @@ def named_cuts(matrices: Sequence[Matrix], parts: int, columns: str, rows: str, 
         for pattern in patterns.split("+"):
             found = [matrix for matrix in matrices if fnmatchcase(matrix.name, pattern)]
             if not found:
-                raise unknown("linear or convolutional layer", pattern, dict.fromkeys(each.name for each in matrices))
+                raise unknown("linear or convolutional layer", pattern, _names(matrices))
             for matrix in found:
                 if matrix.name in cuts and cuts[matrix.name].role != role:
                     raise UserError(f"tensor: '{matrix.name}' is named in columns and in rows; name it in one")
@@ -84,5 +85,7 @@ def _width(matrix: Matrix, role: str) -> int:
     return matrix.columns if role == "columns" else matrix.rows
 
 
-def _names(matrices: Sequence[Matrix]) -> str:
-    return ", ".join(dict.fromkeys(matrix.name for matrix in matrices))
+def _names(matrices: Sequence[Matrix]) -> list[str]:
+    """The first of many, and the last."""
+    names = list(dict.fromkeys(matrix.name for matrix in matrices))
+    return names if len(names) <= MOST_NAMES else [*names[: MOST_NAMES - 2], "...", names[-1]]

@@ -14,7 +14,12 @@ from scalewise.plan import Ends, Footprint, Plan, PlanBuilder
 from scalewise.strategies.buckets import buckets_of
 from scalewise.strategies.cut_step import Pass, Sum, backward_pass, forward_pass, part_bytes
 from scalewise.strategies.cuts import Cut
+from scalewise.strategies.microbatches import microbatch_size, microbatches_for
+from scalewise.strategies.pipeline import Pipeline
+from scalewise.strategies.schedules import schedule_of
 from scalewise.strategies.shares import share_sizes
+from scalewise.strategies.stage_cuts import stage_ranges
+from scalewise.strategies.stages_plan import StagesPlan
 from scalewise.strategies.strategy import AT_LEAST, IF_NONE, Backend
 from scalewise.strategies.tensor import Tensor
 
@@ -27,28 +32,39 @@ class Hybrid:
     summary: ClassVar[str] = "a model shared by some devices (tensor or stages), data parallelism between such groups"
     exact: ClassVar[bool] = True
 
-    tensor: int | None = field(default=None, metadata={AT_LEAST: 2, IF_NONE: "2 if stages is not given"})
+    tensor: int | None = field(default=None, metadata={AT_LEAST: 2, IF_NONE: "2 if stages is not given either"})
     """Devices that share a model as `tensor` does."""
+    stages: int | None = field(default=None, metadata={AT_LEAST: 2, IF_NONE: "in place of tensor"})
+    """Devices that share a model as `pipeline` does, each with a stage."""
+
+    def __post_init__(self) -> None:
+        if self.tensor and self.stages:
+            raise UserError(
+                f"hybrid takes tensor={self.tensor} or stages={self.stages} inside, not both; leave one out"
+            )
 
     @property
     def inside(self) -> int:
         """Devices of a group."""
-        return self.tensor or 2
+        return self.stages or self.tensor or 2
 
     def check_devices(self, devices: int) -> None:
         if devices % self.inside:
             raise UserError(
-                f"hybrid:tensor={self.inside} has {self.inside} devices share a model: --devices must be a multiple of "
-                f"{self.inside}, not {devices}"
+                f"hybrid:{'stages' if self.stages else 'tensor'}={self.inside} has {self.inside} devices share a "
+                f"model: --devices must be a multiple of {self.inside}, not {devices}"
             )
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
-        """
+        """With four devices in two groups:
+
         ranks 0, 1  forward |       | loss | backward |       | backward |                 | update
         links 0-1           | sum   |                 | sum   |                                       as in `tensor`
         links 0-2, 1-3                                | reduce bucket 0  | reduce bucket 1 |          as in `mirrored`
         """
         self.check_devices(devices)
+        if self.stages:
+            return _stages_plan(footprint, devices, self.stages, batch, backend)
         cuts = Tensor().cuts(footprint.matrices, self.inside)
         return _Step(footprint, cuts, devices, self.inside, batch, backend).plan()
 
@@ -137,3 +153,26 @@ class _Step:
 def sends_among(collective: Collective, ranks: Sequence[int]) -> list[Send]:
     """Those of a collective between some of the ranks."""
     return [replace(send, source=ranks[send.source], target=ranks[send.target]) for send in collective.sends]
+
+
+def _stages_plan(footprint: Footprint, devices: int, stages: int, batch: int, backend: Backend) -> Plan:
+    """A pipeline in every group; when it is through, gradients are all-reduced stage by stage, all at once."""
+    builder = PlanBuilder()
+    pipeline = Pipeline()
+    firsts = range(0, devices, stages)
+    share = -(-batch // len(firsts))
+    count = microbatches_for(share, stages, pipeline.schedule, pipeline.microbatches)
+    ranges = stage_ranges(footprint.sections, stages, share)
+    size = microbatch_size(share, count)
+    lines = [StagesPlan(footprint, ranges, range(first, first + stages), backend, size) for first in firsts]
+    ends: dict[int, tuple[int, ...]] = {}
+    for line in lines:
+        ends |= line.add_to(builder, schedule_of(pipeline.schedule, stages, 1, count))
+    for stage, sections in enumerate(ranges):
+        ranks = [first + stage for first in firsts]
+        held = sum(footprint.sections[at].parameter_bytes for at in sections)
+        sends = sends_among(Collective("all_reduce", backend, len(ranks), held), ranks)
+        ends |= builder.transfer("reduce", sends, {rank: ends[rank] for rank in ranks})
+    for line in lines:
+        line.add_update(builder, ends, share)
+    return builder.plan()

@@ -58,24 +58,36 @@ class _Step:
         sizes = self.footprint.parameter_bytes
         for positions in self.units.values():
             gathered = self._gather(positions)
-            self._compute("forward", sum(sizes[at] for at in positions) / sum(sizes), gathered)
+            part = sum(sizes[at] for at in positions) / sum(sizes)
+            self._compute("forward", part, gathered, self._put_in_place(positions))
         self._compute("loss")
         backward = [*reversed([unit for unit in self.units if unit]), *(unit for unit in self.units if not unit)]
         shares = self.footprint.backward_shares([range(at, at + 1) for at in range(len(sizes))])
         gathered = ()
         for unit, following in pairwise([*backward, ""]):
             ahead = self._gather(self.units[following]) if following else ()
-            self._compute("backward", sum(shares[at] for at in self.units[unit]), gathered)
+            copied = self._laid_out(self.units[unit])
+            if unit not in ("", backward[0]):
+                copied += self._put_in_place(self.units[unit])
+            self._compute("backward", sum(shares[at] for at in self.units[unit]), gathered, copied)
             self._exchange("reduce", "reduce_scatter", self.units[unit], self.done)
             gathered = ahead
         self._compute("update", _shard_part(self.footprint, self.devices), self.talked)
         return self.builder.plan()
 
-    def _compute(self, phase: str, share: float = 1.0, after: tuple[int, ...] = ()) -> None:
+    def _put_in_place(self, positions: Sequence[int]) -> int:
+        """Bytes read and written: the own shards to where they leave from, and what was gathered to the layer."""
+        return self._laid_out(positions) + self._laid_out(positions) // self.devices
+
+    def _laid_out(self, positions: Sequence[int]) -> int:
+        """Bytes read and written: gradients in the order in which they are reduced."""
+        return 2 * _padded_bytes(self.footprint, positions, self.devices) if self.devices > 1 else 0
+
+    def _compute(self, phase: str, share: float = 1.0, after: tuple[int, ...] = (), copied_bytes: int = 0) -> None:
         waits = self.talked if self.backend == "gloo" else after
         self.earlier = self.done
         self.done = {
-            first: self.builder.compute(phase, first, samples, self.done[first] + waits, share, count)
+            first: self.builder.compute(phase, first, samples, self.done[first] + waits, share, count, copied_bytes)
             for first, count, samples in self.alike
         }
 

@@ -14,6 +14,7 @@ from scalewise.session.session import Session
 from scalewise.session.torchrun import TorchrunSession, under_torchrun
 from scalewise.strategies.central_storage import CentralStorage
 from scalewise.strategies.data_parallel import DataParallel
+from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.parameter_server import ParameterServer
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.registry import STRATEGIES
@@ -44,6 +45,8 @@ def open_session(strategy: Strategy, placement: Placement) -> AnySession:
                 f"{placement.devices} and this machine has {torch.cuda.device_count()}; use data-parallel"
             )
         return InProcess(placement)
+    if isinstance(strategy, Hybrid):
+        strategy.check_devices(placement.devices)
     if isinstance(strategy, CentralStorage):
         return _around_one_memory(placement)
     return TorchrunSession(placement) if under_torchrun() else Session(placement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -90,28 +90,37 @@ class Watch(ExitStack):
         return self
 
     def _hook(self, name: str) -> Any:
+        role = self.roles.get(name)
+
         def called(module: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-            if self.last is None or self.last() is not inputs[0]:
-                self.last = weakref.ref(inputs[0])
+            taken = inputs[0]
+            if self.last is None or self.last() is not taken:
+                self.last = weakref.ref(taken)
                 self.source += 1
-            self.matrices.append(self._matrix(name, module, inputs[0], outputs))
+            still = _matrix(name, module, role)
+            self.matrices.append(
+                replace(
+                    still,
+                    source=self.source,
+                    input_bytes=taken.nbytes,
+                    output_bytes=outputs.nbytes,
+                    input_learns=taken.requires_grad,
+                    flops=2 * module.weight.numel() * outputs.numel() // still.columns,  # type: ignore[operator]
+                )
+            )
 
         return called
 
-    def _matrix(self, name: str, module: nn.Module, taken: Tensor, given: Tensor) -> Matrix:
-        weight: Tensor = module.weight  # type: ignore[assignment]
-        role = self.roles.get(name)
-        columns, rows = weight.shape[:2]
-        return Matrix(
-            name=name,
-            role=role.kind if role else "",
-            group=role.group if role else "",
-            columns=columns,
-            rows=rows,
-            unit=role.unit if role else 1,
-            source=self.source,
-            input_bytes=taken.nbytes,
-            output_bytes=given.nbytes,
-            input_learns=taken.requires_grad,
-            flops=2 * weight.numel() * given.numel() // columns,
-        )
+
+def matrices_of(model: nn.Module) -> list[Matrix]:
+    """All that the model has, without a call: how large they are and how they are to be cut, not what goes through."""
+    roles = roles_of(model)
+    layers = [(name, module) for name, module in model.named_modules() if can_be_cut(module)]
+    return [_matrix(name, module, roles.get(name)) for name, module in layers]
+
+
+def _matrix(name: str, module: nn.Module, role: Role | None) -> Matrix:
+    columns, rows = module.weight.shape[:2]  # type: ignore[index]
+    if role is None:
+        return Matrix(name, "", "", columns, rows)
+    return Matrix(name, role.kind, role.group, columns, rows, role.unit)

@@ -1,0 +1,150 @@
+"""Strategies that hold parts of a model: exact whatever the sizes; others go on from their checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scalewise.data.data import DataRequest
+from scalewise.engines.engine import Place
+from scalewise.errors import RunFailed, UserError
+from scalewise.step.settings import Settings
+from scalewise.strategies.registry import strategy_of
+from scalewise.training.loop import Outcome, train_on
+from scalewise.training.request import Request
+from scalewise.training.task import train_task
+from scalewise.verbs.outcomes import bytes_per_step
+from tests.conftest import DEVICE_KIND, SessionOf
+
+HERE = torch.device("cpu" if DEVICE_KIND == "cpu" else "cuda")
+SPREAD = [("tensor", 2), ("tensor", 3), ("tensor", 4), ("sharded", 2), ("sharded", 3), ("sharded", 4)]
+SPREAD += [("hybrid:tensor=2", 2), ("hybrid:tensor=2", 4), ("hybrid:stages=2", 2), ("hybrid:stages=2", 4)]
+Alone = Callable[..., tuple[Outcome, Path]]
+
+pytestmark = pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs several devices")
+
+
+def _train(workload: str, strategy: str, path: Path, sessions: SessionOf, ranks: int, **more: object) -> Outcome:
+    """Batches of 5, then one of 3, unless told."""
+    samples, batch = more.pop("shape", (13, 5))  # type: ignore[misc]
+    settings = Settings(batch, None, more.pop("steps", 4), checkpoint=path, **more)  # type: ignore[arg-type]
+    chosen = strategy_of(strategy)
+    request = Request(f"tests.tiny_models:{workload}", chosen, settings, DataRequest(samples=samples))
+    if ranks == 0:
+        return train_on(Place(0, 1, HERE), request, lambda _: None)
+    outcomes: list[Outcome] = sessions(ranks, chosen).run(train_task, request)
+    return next((each for each in outcomes if each.accuracy is not None), outcomes[0])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """What one device makes of it."""
+
+    @cache
+    def trained(workload: str, **more: object) -> tuple[Outcome, Path]:
+        path = tmp_path_factory.mktemp("alone") / "checkpoint.safetensors"
+        return _train(workload, "single", path, None, 0, **more), path  # type: ignore[arg-type]
+
+    return trained
+
+
+def _weights(path: Path, kind: str = "model/") -> torch.Tensor:
+    tensors = load_file(path)
+    return torch.cat([tensors[name].flatten().double() for name in sorted(tensors) if name.startswith(kind)])
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), SPREAD)
+@pytest.mark.parametrize("workload", ["transformer", "unet"])
+def test_weights_equal_single_device_training(
+    workload: str, strategy: str, ranks: int, tmp_path: Path, session_of: SessionOf, alone: Alone
+) -> None:
+    """With a batch that nothing divides and a short one; on four ranks with one of two samples."""
+    spread = tmp_path / "spread.safetensors"
+    kinds = [("64", 1e-10, (13, 5))]
+    kinds += [("32", 1e-5, (13, 5))] if ranks == 2 else [("64", 1e-10, (5, 2))] if ranks == 4 else []
+    for kind, tolerance, shape in kinds:
+        reference, path = alone(workload + kind, shape=shape)
+        outcome = _train(workload + kind, strategy, spread, session_of, ranks, shape=shape)
+        assert outcome.loss == pytest.approx(reference.loss, rel=1e-5)
+        assert outcome.accuracy == pytest.approx(reference.accuracy)
+        torch.testing.assert_close(_weights(spread), _weights(path), rtol=0, atol=tolerance)
+
+
+def test_a_run_goes_on_under_any_other_strategy(tmp_path: Path, session_of: SessionOf, alone: Alone) -> None:
+    handed_on = tmp_path / "handed-on.safetensors"
+    chain = [("tensor", 3), ("sharded", 4), ("single", 0), ("hybrid:tensor=2", 4), ("mirrored", 2)]
+    chain += [("hybrid:stages=2", 4), ("sharded", 2), ("tensor", 2)]
+    _, path = alone("transformer64", steps=2 * len(chain))
+    for number, (strategy, ranks) in enumerate(chain):
+        _train("transformer64", strategy, handed_on, session_of, ranks, steps=2 * number + 2, resume=number > 0)
+    for kind in ("model/", "optimizer/"):
+        torch.testing.assert_close(_weights(handed_on, kind), _weights(path, kind), rtol=0, atol=1e-10)
+
+
+def test_a_checkpoint_in_the_middle_changes_nothing(tmp_path: Path, session_of: SessionOf) -> None:
+    for strategy in ("tensor", "sharded"):
+        plain, saving = tmp_path / "plain.safetensors", tmp_path / "saving.safetensors"
+        _train("transformer64", strategy, plain, session_of, 2)
+        _train("transformer64", strategy, saving, session_of, 2, checkpoint_every=2)
+        assert torch.equal(_weights(plain), _weights(saving))
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("tensor", 2), ("sharded", 2), ("hybrid:tensor=2", 4)])
+def test_accumulating_in_parts_changes_nothing(
+    strategy: str, ranks: int, tmp_path: Path, session_of: SessionOf, alone: Alone
+) -> None:
+    spread = tmp_path / "spread.safetensors"
+    _, path = alone("transformer64", shape=(13, 5))
+    _train("transformer64", strategy, spread, session_of, ranks, accumulate=3)
+    torch.testing.assert_close(_weights(spread), _weights(path), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), SPREAD)
+@pytest.mark.parametrize("workload", ["transformer:layers=2,width=60,heads=5,context=32", "unet:width=5,size=32"])
+def test_planned_bytes_equal_the_kernels_count(workload: str, strategy: str, ranks: int, session_of: SessionOf) -> None:
+    """Batch 7 gives some ranks more samples than others."""
+    chosen = strategy_of(strategy)
+    request = Request(workload, chosen, Settings(7, None, 6), DataRequest(samples=42))
+    session = session_of(ranks, chosen)
+    outcomes: list[Outcome] = session.run(train_task, request)
+    sent = bytes_per_step(request, session.placement, outcomes)
+    assert sent.traced == pytest.approx(sent.planned, rel=0.01)
+    plan = chosen.plan(outcomes[0].footprint, ranks, 7)  # type: ignore[arg-type]
+    assert sent.busiest == pytest.approx(plan.busiest_bytes, rel=0.01)
+
+
+def test_layers_of_a_users_model_are_cut_as_named(tmp_path: Path, session_of: SessionOf, alone: Alone) -> None:
+    spread = tmp_path / "spread.safetensors"
+    _, path = alone("gated64")
+    for ranks in (2, 3):
+        _train("gated64", "tensor:columns=gate+up,rows=down", spread, session_of, ranks)
+        torch.testing.assert_close(_weights(spread), _weights(path), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("workload", "strategy", "ranks", "sentence"),
+    [
+        ("gated64", "tensor", 2, "name them as in tensor:columns=LAYER+LAYER,rows=LAYER; there are: enter, "),
+        ("gated64", "tensor:columns=gate", 2, "columns=gate needs rows=... as well"),
+        ("gated64", "tensor:columns=gat,rows=down", 2, "convolutional layer 'gat' (did you mean 'gate'?)"),
+        ("gated64", "tensor:columns=gate+up,rows=up", 2, "'up' is named in columns and in rows"),
+        ("gated64", "tensor:columns=gate+up,rows=down,head_width=2", 2, "7 columns, not a multiple of head_width 2"),
+        ("gated64", "tensor:columns=gate+up,rows=down,head_width=7", 2, "'gate' has 1 heads to share among 2 devices"),
+        ("gated64", "tensor:columns=enter,rows=down", 2, "through element-wise functions or whole heads, into"),
+        ("dropping64", "tensor", 2, "tensor would cut '0' into unequal parts (3+2), impossible with dropout ('3')"),
+        ("tied64", "tensor", 2, "tensor cannot cut '2.weight', which is the same as '0.weight'"),
+        ("tied64", "sharded", 2, "'2.weight' is the same as '0.weight' of another layer; use mirrored"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_cut_is_told_in_one_sentence(workload: str, strategy: str, ranks: int, sentence: str) -> None:
+    """Before any rank is asked to exchange something: so one rank's word is enough."""
+    settings = Settings(5, None, 1)
+    request = Request(f"tests.tiny_models:{workload}", strategy_of(strategy), settings, DataRequest(samples=5))
+    with pytest.raises((UserError, RunFailed)) as answer:
+        train_on(Place(0, ranks, HERE), request, lambda _: None)
+    assert sentence in str(answer.value)

@@ -1,0 +1,210 @@
+"""Where layers are cut, and what that makes every device compute and send."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scalewise.errors import UserError
+from scalewise.plan import Footprint, Matrix, Section
+from scalewise.strategies.cut_step import backward_pass, forward_pass, part_bytes
+from scalewise.strategies.cuts import Cut, declared_cuts
+from scalewise.strategies.registry import strategy_of
+from scalewise.strategies.units import units_of
+
+
+def _matrix(name: str, role: str, columns: int, rows: int, source: int, **more: object) -> Matrix:
+    """Of a model that takes 100 bytes per column or row, of one sample."""
+    given = {"group": name.partition(".")[0], "unit": 1, "input_learns": True, "flops": columns * rows, **more}
+    return Matrix(
+        name=name, role=role, columns=columns, rows=rows, source=source, input_bytes=100 * rows,
+        output_bytes=100 * columns, **given,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+ATTENTION = [
+    *(_matrix(f"attention.{name}", "columns", 10, 10, 0, unit=2) for name in ("query", "key", "value")),
+    _matrix("attention.output", "rows", 10, 10, 1, unit=2),
+]
+FEED_FORWARD = [_matrix("mlp.0", "columns", 40, 10, 2), _matrix("mlp.2", "rows", 10, 40, 3)]
+HEAD = _matrix("head", "", 6, 10, 4, group="")
+MODEL = Footprint(
+    parameter_names=(
+        "head.weight",
+        "mlp.2.bias",
+        "mlp.2.weight",
+        "mlp.0.bias",
+        "mlp.0.weight",
+        "attention.query.weight",
+    ),
+    parameter_bytes=(240, 40, 1600, 160, 1600, 400),
+    input_bytes=8,
+    target_bytes=8,
+    output_bytes=24,
+    matrices=(*ATTENTION, *FEED_FORWARD, HEAD),
+)
+
+
+def test_heads_stay_whole_and_are_shared_as_evenly_as_can_be() -> None:
+    cuts = declared_cuts(MODEL.matrices, 3)
+    assert cuts["attention.query"] == Cut("columns", (4, 4, 2))
+    assert cuts["attention.output"] == Cut("rows", (4, 4, 2))
+    assert cuts["mlp.0"] == Cut("columns", (14, 13, 13))
+    assert "head" not in cuts
+
+
+def test_layers_with_too_few_columns_stay_whole() -> None:
+    assert set(declared_cuts(MODEL.matrices, 8)) == {"mlp.0", "mlp.2"}
+
+
+def test_too_many_devices_are_told_how_many_would_do() -> None:
+    with pytest.raises(UserError, match="the widest has 40 columns, or heads, to share; use at most 40 devices"):
+        declared_cuts(MODEL.matrices, 41)
+
+
+def test_rows_are_summed_forward_and_what_columns_take_in_once_backward() -> None:
+    cuts = declared_cuts(MODEL.matrices, 2)
+    total = 400 + 800 + 60
+    forward = forward_pass(MODEL.matrices, cuts)
+    assert [each.bytes for each in forward.sums] == [1000, 1000]
+    assert forward.sums[0].at == pytest.approx(400 * 6 / 10 / total)
+    assert forward.share == pytest.approx((400 * 6 / 10 + 400 + 60) / total)
+    backward = backward_pass(MODEL.matrices, cuts)
+    assert [each.bytes for each in backward.sums] == [1000, 1000]
+    assert backward.sums[0].at == pytest.approx((60 + 400) / total)
+
+
+def test_the_datas_own_gradient_is_not_summed() -> None:
+    first = [replace(matrix, input_learns=matrix.source > 0) for matrix in MODEL.matrices]
+    assert len(backward_pass(first, declared_cuts(first, 2)).sums) == 1
+
+
+def test_the_first_device_alone_has_the_bias_of_rows() -> None:
+    cuts = declared_cuts(MODEL.matrices, 2)
+    assert part_bytes(MODEL, cuts, 0) == [240, 40, 800, 80, 800, 240]
+    assert part_bytes(MODEL, cuts, 1) == [240, 0, 800, 80, 800, 160]
+
+
+def test_a_step_of_tensor_is_compute_and_sums_in_turn() -> None:
+    plan = strategy_of("tensor").plan(MODEL, 2, 3)
+    made = [(step.phase, step.collective.bytes if step.collective else step.samples) for step in plan.operations]
+    assert made == [
+        ("load", 3),
+        ("forward", 3),
+        ("reduce", 3000),
+        ("forward", 3),
+        ("reduce", 3000),
+        ("forward", 3),
+        ("loss", 3),
+        ("backward", 3),
+        ("reduce", 3000),
+        ("backward", 3),
+        ("reduce", 3000),
+        ("backward", 3),
+        ("update", 3),
+    ]
+    assert all(step.after == ((position - 1,) if position else ()) for position, step in enumerate(plan.operations))
+    assert {step.count for step in plan.operations} == {2}
+
+
+def test_hybrid_sums_inside_groups_and_reduces_between_them() -> None:
+    plan = strategy_of("hybrid:tensor=2").plan(MODEL, 4, 3)
+    pairs = {frozenset((step.send.source, step.send.target)) for step in plan.operations if step.send}
+    assert pairs == {frozenset(pair) for pair in ((0, 1), (2, 3), (0, 2), (1, 3))}
+    inside = strategy_of("tensor").plan(MODEL, 2, 3)  # two samples here, one there
+    own = sum(part_bytes(MODEL, declared_cuts(MODEL.matrices, 2), 0))
+    between = [send.bytes for send in plan.sends if {send.source, send.target} == {0, 2}]
+    assert sum(between) == pytest.approx(2 * own, rel=0.5)  # and gloo's headers
+    assert plan.bytes_per_step > inside.bytes_per_step + 2 * own
+    loads = [(step.rank, step.samples, step.count) for step in plan.operations if step.phase == "load"]
+    assert loads == [(0, 2, 2), (2, 1, 2)]
+
+
+def test_hybrid_stages_are_pipelines_whose_gradients_are_reduced_stage_by_stage() -> None:
+    sections = tuple(Section(name, 1000, size, 100, (40,), (40,)) for name, size in (("first", 400), ("second", 800)))
+    plan = strategy_of("hybrid:stages=2").plan(replace(MODEL, sections=sections), 4, 6)
+    inside = {(step.send.source, step.send.target) for step in plan.operations if step.send and step.phase == "receive"}
+    assert inside == {(0, 1), (1, 0), (2, 3), (3, 2)}
+    reduced = [step.send for step in plan.operations if step.send and step.phase == "reduce"]
+    assert {(send.source, send.target) for send in reduced} == {(0, 2), (2, 0), (1, 3), (3, 1)}
+    headers = 4 * 2 * 96  # two steps, two segments, two notices each
+    assert sum(send.bytes for send in reduced if send.source in (0, 2)) == 2 * 400 + headers
+    assert sum(send.bytes for send in reduced if send.source in (1, 3)) == 2 * 800 + headers
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "sentence"),
+    [
+        ("hybrid:tensor=2", 3, "--devices must be a multiple of 2, not 3"),
+        ("hybrid:tensor=1", 2, "option 'tensor' of hybrid is 1; it must be 2 or more"),
+        ("hybrid:stages=3", 4, "hybrid:stages=3 has 3 devices share a model: --devices must be a multiple of 3, not 4"),
+        ("hybrid:tensor=2,stages=2", 4, "hybrid takes tensor=2 or stages=2 inside, not both; leave one out"),
+        ("hybrid:tensor=two", 2, "option 'tensor' of hybrid is 'two'; it must be a whole number"),
+    ],
+)
+def test_what_hybrid_cannot_do_is_told(text: str, devices: int, sentence: str) -> None:
+    with pytest.raises(UserError) as answer:
+        strategy_of(text).plan(MODEL, devices, 4)
+    assert sentence in str(answer.value)
+
+
+def test_units_are_the_elements_of_sequences() -> None:
+    names = ["wte.weight", "h.0.mlp.0.weight", "h.0.mlp.2.weight", "h.1.attention.weight", "norm.bias"]
+    assert units_of(names) == {"": [0, 4], "h.0": [1, 2], "h.1": [3]}
+
+
+def test_a_model_without_sequences_is_cut_into_its_children() -> None:
+    assert units_of(["encoder.weight", "encoder.bias", "decoder.weight", "scale"]) == {
+        "encoder": [0, 1],
+        "decoder": [2],
+        "": [3],
+    }
+
+
+SHARDED = Footprint(
+    parameter_names=("head", "1.weight", "0.weight"),
+    parameter_bytes=(40, 400, 800),
+    parameter_shapes=((10,), (5, 20), (10, 20)),
+    input_bytes=8,
+    target_bytes=8,
+    output_bytes=24,
+)
+
+
+def test_sharded_gathers_twice_and_reduces_once_but_keeps_the_last_layer_and_what_is_in_none() -> None:
+    plan = strategy_of("sharded").plan(SHARDED, 4, 8, "nccl")
+    moved = [(step.phase, step.collective.bytes) for step in plan.operations if step.collective]
+    assert moved == [
+        ("gather", 48),  # ten numbers in shards of three
+        ("gather", 960),
+        ("gather", 640),
+        ("gather", 960),
+        ("reduce", 640),
+        ("reduce", 960),
+        ("reduce", 48),
+    ]
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_sharded_moves_less_than_three_models_per_device_on_nccl(devices: int) -> None:
+    layers = 16
+    model = Footprint(
+        parameter_names=tuple(f"{layer}.weight" for layer in reversed(range(layers))),
+        parameter_bytes=(4096,) * layers,
+        parameter_shapes=((64, 16),) * layers,
+        input_bytes=8,
+        target_bytes=8,
+        output_bytes=24,
+    )
+    plan = strategy_of("sharded").plan(model, devices, 8, "nccl")
+    whole = 3 * layers - 1  # the last layer is gathered once
+    assert plan.bytes_per_step / devices == whole * 4096 * (devices - 1) / devices
+
+
+def test_with_nccl_a_layer_is_gathered_while_the_one_before_works_and_with_gloo_not() -> None:
+    for backend, overlaps in (("nccl", True), ("gloo", False)):
+        operations = strategy_of("sharded").plan(SHARDED, 2, 8, backend).operations  # type: ignore[arg-type]
+        second = [at for at, step in enumerate(operations) if step.phase == "forward"][1]
+        gathers_third = [at for at, step in enumerate(operations) if step.phase == "gather"][2]
+        assert (second not in operations[gathers_third].after) == overlaps

@@ -1,0 +1,114 @@
+"""A transformer and a U-Net small enough for contracts to be checked in seconds, with sizes that nothing divides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from scalewise.data.data import Data, DataRequest
+from scalewise.workloads.classification import classification_loss
+from scalewise.workloads.transformer import next_token_accuracy, next_token_loss, transformer
+from scalewise.workloads.unet import pixel_accuracy, unet
+from scalewise.workloads.workload import Workload
+from tests.tiny import float64
+
+CONTEXT, VOCABULARY, PIXELS = 6, 11, 8
+
+
+def transformer64() -> Workload:
+    """Five heads, so that devices have one, two or three of them."""
+    return _transformer("transformer64", torch.float64, "adam")
+
+
+def transformer32() -> Workload:
+    return _transformer("transformer32", torch.float32, "momentum")
+
+
+def unet64() -> Workload:
+    return _unet("unet64", torch.float64, "adam")
+
+
+def unet32() -> Workload:
+    return _unet("unet32", torch.float32, "momentum")
+
+
+def _transformer(name: str, dtype: torch.dtype, optimizer: str) -> Workload:
+    return Workload(
+        name=name,
+        model=lambda: transformer(2, 10, 5, CONTEXT, VOCABULARY).to(dtype),
+        data=_text,
+        loss=next_token_loss,
+        accuracy=next_token_accuracy,
+        input_shape=(CONTEXT,),
+        input_dtype=torch.int64,
+        optimizer=optimizer,
+        learning_rate=0.02,
+    )
+
+
+def _unet(name: str, dtype: torch.dtype, optimizer: str) -> Workload:
+    return Workload(
+        name=name,
+        model=lambda: unet(5, 2, batch_norm=False).to(dtype),
+        data=partial(_images, dtype=dtype),
+        loss=functional.binary_cross_entropy_with_logits,
+        accuracy=pixel_accuracy,
+        input_shape=(1, PIXELS, PIXELS),
+        input_dtype=dtype,
+        optimizer=optimizer,
+        learning_rate=0.02,
+    )
+
+
+def _text(request: DataRequest) -> Data:
+    generator = torch.Generator().manual_seed(request.seed)
+    text = torch.randint(VOCABULARY, (request.samples or 16, CONTEXT + 1), generator=generator)
+    return Data("generated text", (text[:, :-1].contiguous(), text[:, 1:].contiguous()))
+
+
+def _images(request: DataRequest, dtype: torch.dtype) -> Data:
+    generator = torch.Generator().manual_seed(request.seed)
+    images = torch.randn(request.samples or 16, 1, PIXELS, PIXELS, dtype=dtype, generator=generator)
+    return Data("generated images", (images, (images > 0).to(dtype)))
+
+
+class Gated(nn.Module):
+    """Two layers that take in the same and meet again: `columns=gate+up,rows=down`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(6, 8)
+        self.gate = nn.Linear(8, 7)
+        self.up = nn.Linear(8, 7)
+        self.down = nn.Linear(7, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.enter(inputs)
+        outputs: Tensor = self.down(torch.sigmoid(self.gate(hidden)) * self.up(hidden))
+        return outputs
+
+
+def gated64() -> Workload:
+    return replace(float64(), name="gated64", model=lambda: Gated().to(torch.float64), loss=classification_loss)
+
+
+def tied64() -> Workload:
+    """Two layers with the same weights."""
+
+    def model() -> nn.Module:
+        made = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+        made[2].weight = made[0].weight  # type: ignore[assignment]
+        return made.to(torch.float64)
+
+    return replace(float64(), name="tied64", model=model)
+
+
+def dropping64() -> Workload:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3), nn.Dropout(0.1)).to(torch.float64)
+
+    return replace(float64(), name="dropping64", model=model)
