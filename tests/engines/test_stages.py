@@ -67,6 +67,7 @@ def assert_alike(found: Path, expected: Path) -> None:
         ("skipping", "pipeline", 3),
         ("skipping", "pipeline:cut=layers.1", 2),
         ("small_unet", "layers:cut=1+4", 3),
+        ("batch_norm_unet", "layers:balance=measured", 2),
     ],
 )
 def test_weights_and_state_equal_single_device_training(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as some
 
 from scalewise.errors import UserError
 from scalewise.plan import Section
-from scalewise.strategies.stage_cuts import SLACK, cost_of, stage_ranges
+from scalewise.strategies.stage_cuts import SLACK, costs_of, stage_ranges
 
 
 def sections(*flops: int, passed: tuple[int, ...] = (), held: tuple[int, ...] = ()) -> list[Section]:
@@ -69,12 +70,18 @@ def test_no_cut_is_much_quicker(flops: list[int], stages: int) -> None:
     found = stage_ranges(model, stages, 1)
     assert [at for stage in found for at in stage] == list(range(len(model)))
 
-    def slowest(stages: list[range]) -> int:
-        return max(sum(cost_of(model[at]) for at in stage) for stage in stages)
+    def slowest(stages: list[range]) -> float:
+        return max(sum(costs_of(model)[at] for at in stage) for stage in stages)
 
     every = ([0, *bounds, len(model)] for bounds in combinations(range(1, len(model)), stages - 1))
     best = min(slowest([range(*pair) for pair in pairwise(bounds)]) for bounds in every)
     assert slowest(found) <= SLACK * best
+
+
+def test_measured_seconds_count_before_flops() -> None:
+    model = [replace(each, seconds=seconds) for each, seconds in zip(sections(9, 1, 1), (1.0, 1.0, 2.0), strict=True)]
+    assert stage_ranges(sections(9, 1, 1), 2, 8) == [range(1), range(1, 3)]
+    assert stage_ranges(model, 2, 8) == [range(2), range(2, 3)]
 
 
 def test_named_modules_begin_the_stages_after_the_first() -> None:

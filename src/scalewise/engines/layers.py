@@ -21,14 +21,14 @@ from scalewise.strategies.layers import Layers
 
 
 def build(strategy: Layers, job: Job) -> Engine:
-    return LayersEngine(job, Line(tuple(range(job.place.world))), strategy.cut)
+    return LayersEngine(strategy, job, Line(tuple(range(job.place.world))))
 
 
 class LayersEngine(HoldsStages):
     """One stage per rank."""
 
-    def __init__(self, job: Job, line: Line, cut: str) -> None:
-        super().__init__(job, line, cut, size=-(-job.settings.batch // line.parts))
+    def __init__(self, strategy: Layers, job: Job, line: Line) -> None:
+        super().__init__(job, line, strategy.cut, -(-job.settings.batch // line.parts), strategy.balance)
         [(self.number, self.stage)] = self.stages.items()
         self.notice = torch.zeros(1, dtype=torch.uint8, device=job.place.device)
         self.pending: Iterator[tuple[Shard, Batch | None, bool]] = iter(())

@@ -40,7 +40,9 @@ class PipelineEngine(HoldsStages):
         share = -(-job.settings.batch // line.parts)
         self.count = microbatches_for(share, len(line.ranks), strategy.schedule, strategy.microbatches)
         self.size = microbatch_size(share, self.count)
-        super().__init__(job, line, strategy.cut, self.size, strategy.stages_each, strategy.checkpoint)
+        super().__init__(
+            job, line, strategy.cut, self.size, strategy.balance, strategy.stages_each, strategy.checkpoint
+        )
         self.loss = WeightedLoss(job, self.size)
         stages = [self._torch_stage(number) for number in self.stages]
         options: dict[str, Any] = {"loss_fn": self.loss, "scale_grads": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -14,13 +15,16 @@ from scalewise.engines.engine import Job, Read, Whole
 from scalewise.engines.line import Line
 from scalewise.engines.stage import Stage
 from scalewise.errors import UserError
+from scalewise.plan import Section
 from scalewise.step.feed import Batch, make_feed
 from scalewise.step.losses import sum_losses
 from scalewise.step.optimizers import make_optimizer, placed_state
 from scalewise.step.shards import Shard
 from scalewise.step.wire import Wire
-from scalewise.strategies.stage_cuts import stage_ranges
+from scalewise.strategies.stage_cuts import Balance, stage_ranges
+from scalewise.workloads.chain import example_of
 from scalewise.workloads.cuttable import Cuttable, cuttable_of
+from scalewise.workloads.section_seconds import section_seconds
 
 
 class HoldsStages:
@@ -29,7 +33,14 @@ class HoldsStages:
     execution = "eager"
 
     def __init__(
-        self, job: Job, line: Line, cut: str, size: int, stages_each: int = 1, recompute: bool = False
+        self,
+        job: Job,
+        line: Line,
+        cut: str,
+        size: int,
+        balance: Balance = "counted",
+        stages_each: int = 1,
+        recompute: bool = False,
     ) -> None:
         """`size`: samples that go through at a time."""
         if job.settings.execution == "graph":
@@ -42,7 +53,9 @@ class HoldsStages:
         self.parameter_count = sum(parameter.numel() for parameter in model.parameters())
         count = len(line.ranks) * stages_each
         cuttable = cuttable_of(job.workload, job.data, model, count, cut, size)
-        self.sections, self.fixed_batch = cuttable.sections, cuttable.fixed_batch
+        self.fixed_batch = cuttable.fixed_batch
+        measured = balance == "measured" and count > 1
+        self.sections = self._measured(cuttable, size) if measured else cuttable.sections
         share = -(-job.settings.batch // line.parts)
         self.ranges = stage_ranges(self.sections, count, share, cut)
         _refuse_shared(cuttable, self.ranges)
@@ -149,6 +162,18 @@ class HoldsStages:
             self.job.place.device,
             self.job.settings.precision,
             recompute,
+        )
+
+    def _measured(self, cuttable: Cuttable, size: int) -> tuple[Section, ...]:
+        """By the first rank, for all: every rank must cut at the same places."""
+        first, device = self.line.ranks[0], self.job.place.device
+        told: list[Any] = [None]
+        if self.job.place.rank == first:
+            told = [section_seconds(cuttable, example_of(self.job.data, size, "cpu"), device)]
+        if len(self.line.ranks) > 1:
+            dist.broadcast_object_list(told, src=first, group=self.line.group)
+        return tuple(
+            replace(section, seconds=seconds) for section, seconds in zip(cuttable.sections, told[0], strict=True)
         )
 
     def _update(self) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from typing import Literal
 
 from scalewise.errors import UserError
 from scalewise.plan import Section
 from scalewise.spec import unknown
 
+Balance = Literal["counted", "measured"]
 FLOPS_PER_BYTE = 10
 """Flops that take a device as long as moving one byte: 5 to 20 on CPU cores and GPUs in float32."""
 SLACK = 1.05
@@ -17,9 +19,11 @@ MODEL_COPIES = 4
 """Weights, gradients and Adam's two moments."""
 
 
-def cost_of(section: Section) -> int:
-    """In flops: of what is computed, and of what is moved."""
-    return section.flops + FLOPS_PER_BYTE * section.kept_bytes
+def costs_of(sections: Sequence[Section]) -> list[float]:
+    """As measured, else counted: what is computed, and what is moved."""
+    if any(section.seconds for section in sections):
+        return [section.seconds for section in sections]
+    return [section.flops + FLOPS_PER_BYTE * section.kept_bytes for section in sections]
 
 
 def stage_ranges(sections: Sequence[Section], stages: int, samples: int, cut: str = "") -> list[range]:
@@ -57,12 +61,12 @@ def _named(sections: Sequence[Section], stages: int, names: list[str]) -> list[r
 
 def _balanced(sections: Sequence[Section], stages: int, samples: int) -> list[range]:
     """The quickest slowest stage; among those as good, the least memory on one device, then the least to send."""
-    costs = [0, *accumulate(map(cost_of, sections))]
+    costs = [0.0, *accumulate(costs_of(sections))]
     held = [0, *accumulate(MODEL_COPIES * each.parameter_bytes + samples * each.kept_bytes for each in sections)]
     tenth = max(held[-1] // 10, 1)
     quickest, _ = _best(len(sections), stages, lambda first, end: (costs[end] - costs[first], 0))
 
-    def worth(first: int, end: int) -> tuple[int, int] | None:
+    def worth(first: int, end: int) -> Worth | None:
         if costs[end] - costs[first] > SLACK * quickest[0]:
             return None
         sent = sum(sections[end - 1].passed_bytes) if end < len(sections) else 0
@@ -72,7 +76,7 @@ def _balanced(sections: Sequence[Section], stages: int, samples: int) -> list[ra
     return [range(first, end) for first, end in pairwise(bounds)]
 
 
-Worth = tuple[int, int]
+Worth = tuple[float, int]
 """Of a stage: something whose largest counts, and something whose sum counts where that is equal; less is better."""
 
 

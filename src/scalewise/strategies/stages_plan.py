@@ -10,7 +10,7 @@ from scalewise.collectives import point_to_point
 from scalewise.collectives.send import Send
 from scalewise.plan import Ends, Footprint, PlanBuilder
 from scalewise.strategies.schedules import Work
-from scalewise.strategies.stage_cuts import cost_of
+from scalewise.strategies.stage_cuts import costs_of
 from scalewise.strategies.strategy import Backend
 
 NOTICE_BYTES = 1
@@ -70,7 +70,7 @@ class StagesPlan:
     @cached_property
     def _shares(self) -> list[float]:
         """Of every stage in what a device alone would compute."""
-        costs = [cost_of(section) for section in self.footprint.sections]
+        costs = costs_of(self.footprint.sections)
         return [sum(costs[at] for at in stage) / sum(costs) if any(costs) else 1.0 for stage in self.ranges]
 
     def _home(self, stage: int) -> int:

@@ -61,6 +61,8 @@ def choices_of(kind: type[Any]) -> dict[str, str]:
         elif NoneType in get_args(hint):
             otherwise = field.metadata.get(IF_NONE, "torch's own if not given")
             told[field.name] = f"(a number; {otherwise})"
+        elif hint is str:
+            told[field.name] = "MODULE+MODULE"
     return told
 
 
