@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scalewise.step.settings import Precision
     from scalewise.workloads.workload import Workload
 
-SECONDS = 30.0
+SECONDS = 20.0
 """That profiling takes at most, or about; larger batches are then extrapolated, and say so."""
 DEFAULT_BATCH = 64
 MICRO_BATCHES = 4
