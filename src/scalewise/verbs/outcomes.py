@@ -119,6 +119,8 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
         )
     if outcome.copied and request.settings.accumulate > 1:
         notes.append("weights are fetched, and gradients given, for every part of a batch; the plan is for one part")
+    if request.strategy.name == "sharded" and request.settings.accumulate > 1:
+        notes.append("weights are gathered, and gradients reduced, for every part of a batch; the plan is for one part")
     for rank, share in placement.slow.items():
         notes.append(f"rank {rank} was slowed down to {share:.0%} of its core")
     return notes + _straggler(outcomes) + _idling(request, outcomes)
