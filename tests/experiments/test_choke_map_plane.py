@@ -44,3 +44,13 @@ def test_even_is_the_middle_of_the_colours() -> None:
 def test_tiles_meet_half_way_on_a_logarithmic_axis() -> None:
     assert edges([10, 1000]) == pytest.approx([1, 100, 10_000])
     assert edges([10]) == [5, 20]
+
+
+def test_what_is_too_noisy_is_in_no_headline() -> None:
+    spots = [Spot(1000, 100, 0.01, certain=False), Spot(1000, 1000, 0.5), Spot(1000, 10_000, 2.0)]
+    [first, *_] = words(spots, 8)
+    assert first.startswith("1 of 2 models gain from a second device at batch 8: from 2.00x")
+    assert first.endswith("down to 0.50x (1 k parameters, 1 k flops); of 1 more it cannot be told")
+    assert words(spots[:1], 8) == [
+        "of none of 1 models it can be told whether it gains from a second device: too noisy"
+    ]

@@ -72,4 +72,18 @@ def test_what_is_within_the_noise_is_neither_a_gain_nor_a_choke(published: dict[
     judged = {claim.statement.partition(" (")[0]: claim for claim in claims(here, published)}
     assert judged["linear never gains from more devices"].holds is None
     assert judged["conv gains from more devices"].holds is None
-    assert "conv may gain (1.25x on 2 devices at batch 10)" in headline(here, list(judged.values()))
+    assert "conv may gain (1.25x (± 60%) on 2 devices at batch 10)" in headline(here, list(judged.values()))
+
+
+def test_what_the_intervals_leave_open_cannot_be_told(published: dict[str, Series]) -> None:
+    sure = [Cell(1, 10, 1000, 1.0, uncertainty=0.01), Cell(2, 10, 1000, 0.6, uncertainty=0.01)]
+    vague = [Cell(1, 20, 1000, 1.0, uncertainty=0.2), Cell(2, 20, 1000, 0.8, uncertainty=0.2)]
+    here = {"conv": Series("conv", "data-parallel", (*sure, *vague), "a machine")}
+    judged = {claim.statement: claim for claim in claims(here, published)}
+    assert judged["conv gains least at the smallest batch"].verdict == "cannot be told"
+    assert judged["conv gains least at the smallest batch"].here.endswith("up to 1.25x (± 40%) above")
+    choking = [Cell(1, 10, 1000, 1.0), Cell(2, 10, 1000, 3.0)]
+    here = {"linear": Series("linear", "data-parallel", (*choking, *vague), "a machine")}
+    [never] = [claim for claim in claims(here, published) if "never gains" in claim.statement]
+    assert never.verdict == "cannot be told"
+    assert never.here.endswith("0 are faster, of 1 it cannot be told")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scalewise.findings.machine import machine_text, when_text
+from scalewise.findings.machine import machine_text, place_text, when_text
 from scalewise.findings.series import series_of
 from scalewise.results.environment import Environment
 from scalewise.results.measurement import Measurement
@@ -123,3 +123,11 @@ def test_a_machine_that_was_restarted_is_still_the_same_machine() -> None:
     ]
     [series] = series_of(cells, {before.id: before, after.id: after})
     assert len(series.pairs) == 1
+
+
+def test_made_up_data_is_named_beside_the_machine() -> None:
+    hardware = {"cpu": "AMD EPYC", "cores": 2}
+    assert place_text(Environment(hardware=hardware, data="synthetic speech"), "cpu") == (
+        "2 cores of AMD EPYC with synthetic speech"
+    )
+    assert place_text(Environment(hardware=hardware, data="2,000 recordings in a"), "cpu") == "2 cores of AMD EPYC"

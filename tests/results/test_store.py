@@ -194,3 +194,11 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
 
 def _no_space(_: int) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_a_sweep_that_comes_to_nothing_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for folder in (tmp_path / "deep" / "new", tmp_path / "there"):
+        with Store(folder) as store:
+            store.add_environment(HERE)
+    assert [each.name for each in tmp_path.rglob("*")] == ["there"]

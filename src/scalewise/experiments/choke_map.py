@@ -72,7 +72,8 @@ def spots_of(series: Sequence[Series]) -> list[Spot]:
         options = parse_spec(each.workload).options
         for speedup in speedups(each):
             if (speedup.devices, speedup.batch) == (DEVICES, BATCH):
-                found.append(Spot(int(options["parameters"]), int(options["flops"]), speedup.speedup))
+                told = speedup.slower or speedup.faster
+                found.append(Spot(int(options["parameters"]), int(options["flops"]), speedup.speedup, told))
     return sorted(found, key=lambda spot: (spot.parameters, spot.flops))
 
 
@@ -85,7 +86,8 @@ def conclude(
     found = words(spots, BATCH)
     title = f"Who gains from a second device ({STRATEGY}, global batch {BATCH})"
     subtitle = (
-        "Tiles: synthetic models. Stars: the study's and the built-in ones. Dashed: two devices take as long as one."
+        "Tiles: synthetic models (?: too noisy to tell). Stars: the study's and the built-in ones. "
+        "Dashed: two devices take as long as one."
     )
     figures = draw_map(spots, marked, title, machine, subtitle, out)
     page, numbers = out / "findings.md", out / "choke-map.json"
@@ -107,5 +109,6 @@ def conclude(
 
 
 def _row(parameters: int, computes: Sequence[int], spots: Sequence[Spot]) -> list[str]:
-    speedup = {spot.flops: spot.speedup for spot in spots if spot.parameters == parameters}
-    return [f"{parameters:.0e}", *(f"{speedup[flops]:.2f}x" if flops in speedup else "-" for flops in computes)]
+    known = {spot.flops: spot for spot in spots if spot.parameters == parameters}
+    texts = {flops: f"{spot.speedup:.2f}x{'' if spot.certain else ' ?'}" for flops, spot in known.items()}
+    return [f"{parameters:.0e}", *(texts.get(flops, "-") for flops in computes)]

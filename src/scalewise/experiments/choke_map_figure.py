@@ -46,7 +46,14 @@ def draw_map(
     for spot in spots:
         corner = edges(sizes)[sizes.index(spot.parameters)], edges(computes)[computes.index(spot.flops)]
         ink = PAPER if abs(shade(spot.speedup) - 0.5) > 0.3 else INK
-        axes.annotate(f"{spot.speedup:.2f}", corner, (5, 5), textcoords="offset points", fontsize=9, color=ink)
+        axes.annotate(
+            f"{spot.speedup:.2f}{'' if spot.certain else '?'}",
+            corner,
+            (5, 5),
+            textcoords="offset points",
+            fontsize=9,
+            color=ink,
+        )
     crossings = border(spots)
     if len(crossings) > 1:
         axes.plot(list(crossings), list(crossings.values()), color=INK, linewidth=1.4, linestyle=(0, (4, 3)))

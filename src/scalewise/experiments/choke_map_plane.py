@@ -16,6 +16,8 @@ class Spot:
     flops: int
     """Per sample, forward."""
     speedup: float
+    certain: bool = True
+    """Whether the timings are good enough to tell gain from loss."""
 
     @property
     def flops_per_parameter(self) -> float:
@@ -56,12 +58,18 @@ def explained_by_ratio(spots: Sequence[Spot]) -> float:
 
 def words(spots: Sequence[Spot], batch: int) -> list[str]:
     """What the map shows, the most important first."""
-    gaining = [spot for spot in spots if spot.speedup >= 1]
-    best, worst = max(spots, key=lambda spot: spot.speedup), min(spots, key=lambda spot: spot.speedup)
+    told = [spot for spot in spots if spot.certain]
+    if not told:
+        return [f"of none of {len(spots)} models it can be told whether it gains from a second device: too noisy"]
+    gaining = [spot for spot in told if spot.speedup >= 1]
+    best, worst = max(told, key=lambda spot: spot.speedup), min(told, key=lambda spot: spot.speedup)
     found = [
-        f"{len(gaining)} of {len(spots)} models gain from a second device at batch {batch}: from {best.speedup:.2f}x "
+        f"{len(gaining)} of {len(told)} models gain from a second device at batch {batch}: from {best.speedup:.2f}x "
         f"({_model(best)}) down to {worst.speedup:.2f}x ({_model(worst)})"
     ]
+    if len(told) < len(spots):
+        found[0] += f"; of {len(spots) - len(told)} more it cannot be told"
+    spots = told
     crossings = {parameters: flops / parameters for parameters, flops in border(spots).items()}
     if crossings:
         each = ", ".join(f"{ratio:.3g} at {_short(parameters)} parameters" for parameters, ratio in crossings.items())

@@ -50,7 +50,9 @@ def _never_gains(series: Series) -> tuple[str, bool | None]:
     found = chokes(series)
     if found is None:
         return "only one device measured", None
-    return found.sentence, found.gaining == 0 if found.choking or found.gaining else None
+    if found.gaining:
+        return found.sentence, False
+    return found.sentence, None if found.undecided or not found.choking else True
 
 
 def _follows_the_law(series: Series) -> tuple[str, bool | None]:
@@ -88,9 +90,14 @@ def _gains_least_at_the_smallest_batch(series: Series) -> tuple[str, bool | None
     if len({each.batch for each in every}) < 2:
         return "fewer than two batches measured", None
     smallest = min(each.batch for each in every)
-    least = max(each.speedup for each in every if each.batch == smallest)
-    most = max(each.speedup for each in every if each.batch > smallest)
-    return f"at most {least:.2f}x at batch {smallest}, up to {most:.2f}x above", least < most
+    least = max((each for each in every if each.batch == smallest), key=lambda each: each.speedup)
+    most = max((each for each in every if each.batch > smallest), key=lambda each: each.speedup)
+    apart = abs(most.speedup / least.speedup - 1)
+    told = apart > least.uncertainty + most.uncertainty
+    return (
+        f"at most {least.text} at batch {smallest}, up to {most.text} above",
+        least.speedup < most.speedup if told else None,
+    )
 
 
 def _bounces(series: Series) -> tuple[str, bool | None]:
@@ -129,10 +136,10 @@ def headline(here: Mapping[str, Series], judged: list[Claim]) -> str:
         parts.append(
             f"linear chokes ({worst.devices} devices take {1 / worst.speedup:.1f} times as long at batch {worst.batch})"
         )
-    if "conv" in here and (best := best_speedups(here["conv"])):
-        top = max(best.best, key=lambda each: each.speedup)
+    if "conv" in here and best_speedups(here["conv"]):
+        top = max(speedups(here["conv"]), key=lambda each: (each.faster, each.speedup))
         word = "gains" if top.faster else "may gain" if top.speedup > 1 else "does not gain"
-        parts.append(f"conv {word} ({top.speedup:.2f}x on {top.devices} devices at batch {top.batch})")
+        parts.append(f"conv {word} ({top.text} on {top.devices} devices at batch {top.batch})")
     holding, told = sum(claim.holds is True for claim in judged), sum(claim.holds is not None for claim in judged)
     on = next(iter(here.values())).machine
     return f"Found on {on}: {' and '.join(parts)}; {holding} of the study's {told} findings that can be told here hold"

@@ -18,6 +18,12 @@ def machine_text(environment: Environment, device_kind: str) -> str:
     return f"{len(gpus)}x {gpus[0]}" if len(gpus) > 1 else gpus[0]
 
 
+def place_text(environment: Environment, device_kind: str) -> str:
+    """The machine, and that the data is made up where it is: 'on 2 cores of AMD EPYC with synthetic speech'."""
+    made_up = f" with {environment.data}" if environment.data.startswith("synthetic") else ""
+    return f"{machine_text(environment, device_kind)}{made_up}"
+
+
 def when_text(started: Sequence[str]) -> str:
     """The day, or the first and the last."""
     days = sorted({moment[:10] for moment in started})

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalewise.findings.cell import Cell, Series
-from scalewise.findings.machine import machine_text, when_text
+from scalewise.findings.machine import place_text, when_text
 from scalewise.results.environment import Environment
 from scalewise.results.measurement import Measurement
 from scalewise.strategies.registry import STRATEGIES
@@ -42,7 +42,7 @@ def series_of(measurements: Sequence[Measurement], environments: Mapping[str, En
             members[0].workload,
             label,
             tuple(cell for each in compared if (cell := cell_of(each, environments))),
-            machine=machine_text(environments[members[0].environment], members[0].device_kind),
+            machine=place_text(environments[members[0].environment], members[0].device_kind),
             when=when_text([each.started for each in members]),
         )
         for (members, compared), label in zip(found, _labels([members[0] for members, _ in found]), strict=True)

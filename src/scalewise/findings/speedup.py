@@ -9,6 +9,8 @@ from scalewise.findings.finding import Finding, listed
 
 TELLABLE = 0.02
 """A difference below this is none: timings are not better than that."""
+WORTH_SAYING = 0.1
+"""An uncertainty above this stands beside the figure."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,18 @@ class Speedup:
     slower: bool
     """Beyond doubt, as is the next."""
     faster: bool
+    uncertainty: float = 0.0
+    """What the two timings leave open, as a fraction."""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it may gain though it is not sure to."""
+        return not (self.slower or self.faster) and self.speedup * (1 + self.uncertainty) > 1 + TELLABLE
+
+    @property
+    def text(self) -> str:
+        """'1.52x', or '1.5x (± 30 %)' where little is certain."""
+        return f"{self.speedup:.2f}x" + (f" (± {self.uncertainty:.0%})" if self.uncertainty > WORTH_SAYING else "")
 
     @property
     def efficiency(self) -> float:
@@ -39,7 +53,7 @@ class BestSpeedups(Finding):
 
     @property
     def sentence(self) -> str:
-        best = listed([f"{each.speedup:.2f}x on {each.devices} (batch {each.batch})" for each in self.best])
+        best = listed([f"{each.text} on {each.devices} (batch {each.batch})" for each in self.best])
         ratios = listed([f"{ratio:.2f}x" for ratio in self.over_best_single.values()])
         return f"at best {best}; beside one device at its best batch, {self.best_single_batch}: {ratios}"
 
@@ -53,6 +67,7 @@ class Chokes(Finding):
     gaining: int
     choking: tuple[Speedup, ...]
     """The worst first."""
+    undecided: int = 0
 
     @property
     def never_gains(self) -> bool:
@@ -72,7 +87,8 @@ class Chokes(Finding):
         if self.never_gains:
             return f"never gains from more devices: all {self.cells} cells take {times} as one device, {where}"
         chokes = f"{len(self.choking)} of {self.cells} cells choke: they take {times} as one device, {where}"
-        return f"{chokes}; {_are(self.gaining)} faster"
+        open_question = f", of {self.undecided} it cannot be told" if self.undecided else ""
+        return f"{chokes}; {_are(self.gaining)} faster{open_question}"
 
 
 def speedups(series: Series) -> list[Speedup]:
@@ -85,6 +101,7 @@ def speedups(series: Series) -> list[Speedup]:
             one.epoch_seconds / cell.epoch_seconds,
             slower=cell.surely_slower_than(one, TELLABLE),
             faster=one.surely_slower_than(cell, TELLABLE),
+            uncertainty=one.uncertainty + cell.uncertainty,
         )
         for one, cell in series.pairs
     ]
@@ -117,6 +134,7 @@ def chokes(series: Series) -> Chokes | None:
         len(every),
         sum(each.faster for each in every),
         tuple(each for each in every if each.slower),
+        sum(each.undecided for each in every),
     )
 
 

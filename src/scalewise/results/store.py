@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from pydantic import ValidationError
 
 from scalewise.errors import RunFailed, UserError
+from scalewise.results.environment import FILE as ENVIRONMENTS
 from scalewise.results.environment import Environment, read_environments, write_environments
+from scalewise.results.lock import FILE as LOCK
 from scalewise.results.lock import sole_writer
 from scalewise.results.measurement import SCHEMA, Measurement
 
@@ -28,6 +30,8 @@ class Store:
         self.folder = Path(folder)
         self._file: BinaryIO | None = None
         self._held = ExitStack()
+        self._made: list[Path] = []
+        """Folders and files that were not there before, the outermost first."""
         self._latest: dict[Hashable, Measurement] = {}
         self._environments: dict[str, Environment] = {}
 
@@ -58,13 +62,16 @@ class Store:
         return list(self._latest.values())
 
     def __enter__(self) -> Store:
+        path = self.folder / FILE
+        mine = [*reversed(self.folder.parents), self.folder, path, self.folder / ENVIRONMENTS, self.folder / LOCK]
+        self._made = [each for each in mine if not each.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.folder}: {error.strerror}") from None
         with ExitStack() as held:
+            held.callback(self._leave_nothing_empty)
             held.enter_context(sole_writer(self.folder))
-            path = self.folder / FILE
             self._environments = read_environments(self.folder)
             self._latest = {}
             if path.exists():
@@ -79,6 +86,13 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self._file = None
         self._held.close()
+
+    def _leave_nothing_empty(self) -> None:
+        """What was made for a sweep that came to nothing goes again."""
+        if not self._latest:
+            for each in reversed(self._made):
+                with suppress(OSError):  # a folder that others use by now
+                    each.rmdir() if each.is_dir() else each.unlink()
 
     def append(self, measurement: Measurement) -> None:
         """Whole or not at all, and on the disk."""
