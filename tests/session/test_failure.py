@@ -16,9 +16,10 @@ from scalewise.session.failure import (
     from_silence,
     to_exception,
 )
+from scalewise.step.room import DeviceFull
 
 LESS = "a smaller --batch, or --accumulate 2, needs less"
-LARGER = "--strategy central-storage trains models larger than the device"
+LARGER = "--strategy central-storage, pipeline or sharded trains models larger than the device"
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 
 
@@ -63,6 +64,44 @@ def test_weights_that_do_not_fit_are_said_so() -> None:
     assert from_exception(0, raised.value).sentence == (
         "rank 0 ran out of memory: OutOfMemoryError: CUDA out of memory, tried to allocate 2.00 GiB; the model's "
         f"weights do not fit; {LARGER}"
+    )
+
+
+def test_a_strategy_that_runs_out_of_memory_is_not_suggested_again() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB.")
+    error.strategy = "pipeline"  # type: ignore[attr-defined]
+    assert from_exception(0, error).sentence.endswith(
+        f"{LESS}, and --strategy central-storage or sharded trains models larger than the device"
+    )
+
+
+def test_memory_that_ran_out_inside_a_library_is_what_went_wrong() -> None:
+    error = RuntimeError("Failed to run stage backward:\n  shapes")
+    error.__cause__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB.")
+    error.strategy = "pipeline"  # type: ignore[attr-defined]
+    failure = from_exception(2, error)
+    assert failure.kind == "oom"
+    assert failure.sentence == (
+        "rank 2 ran out of memory: OutOfMemoryError: CUDA out of memory, tried to allocate 2.00 GiB; "
+        f"{LESS}, and --strategy central-storage or sharded trains models larger than the device"
+    )
+
+
+def test_a_capped_cpu_device_is_told_of_strategies_that_need_less_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEWISE_MEMORY_LIMIT_GB", "0.5")
+    error = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+        "4000000 bytes. Error code 12 (Cannot allocate memory)"
+    )
+    assert (
+        from_exception(0, error).sentence
+        == f"rank 0 ran out of memory: tried to allocate 4 MB more; {LESS}, and {LARGER}"
+    )
+    full = from_exception(0, DeviceFull("what is to stay takes 2 GB, and 0.5 is allowed"))
+    assert (full.kind, full.sentence) == (
+        "oom",
+        "rank 0 ran out of memory: what is to stay takes 2 GB, and 0.5 is allowed; the model's weights do not fit; "
+        f"{LARGER}",
     )
 
 

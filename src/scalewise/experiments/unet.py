@@ -81,7 +81,7 @@ CPU = Setup(
     "unet:width=16", 32, ((8, 2), (8, 3), (16, 3), (32, 3), (32, 4), (64, 4), (64, 5)), 8, 32, 0.4, 30.0
 )  # fmt: skip
 CPU_QUICK = replace(
-    CPU, table_batch=16, models=((8, 2), (16, 3), (32, 3), (32, 4), (64, 4)), budget=5.0, budget_total=60.0,
+    CPU, table_batch=16, models=((8, 2), (16, 3), (32, 3), (32, 4), (64, 4)), budget=4.0, budget_total=50.0,
     interval=5.0, samples=256,
 )  # fmt: skip
 GPU = Setup(
@@ -111,7 +111,8 @@ def run(out: Path, quick: bool, tell: Callable[[str], None], device_kind: str = 
     remarks += not_begun_remarks(first.not_begun + second.not_begun)
     remarks += remarks_on([each for each in (*first.measurements, *second.measurements) if each.status != "oom"])
     tell("planning and drawing ...")
-    spots = [_spot(setup, each) for each in second.measurements]
+    parameters = {name: describe(name).parameters for name in models}
+    spots = [_spot(setup, each, parameters[each.workload]) for each in second.measurements]
     machine = machine_text(Store.environments(out)[first.measurements[0].environment], kind)
     return conclude(out, setup, ran, spots, machine, remarks, len(first.failed) + len(second.failed))
 
@@ -215,12 +216,12 @@ def _ran(setup: Setup, measurements: Sequence[Measurement], kind: str, tell: Cal
     return ran
 
 
-def _spot(setup: Setup, cell: Measurement) -> Spot:
+def _spot(setup: Setup, cell: Measurement, parameters: int) -> Spot:
     planned = planned_memory(cell.workload, cell.strategy, cell.devices, cell.batch, cell.device_kind, setup.samples)
     step = cell.step_seconds
     return Spot(
         cell.workload,
-        describe(cell.workload).parameters,
+        parameters,
         cell.strategy,
         cell.batch / step.median if step else None,
         cell.status,

@@ -41,8 +41,8 @@ class Held:
     """Each made anew, to go after the update; or added, when it is complete, to what stays in place; or sent away."""
     buffer_bytes: int = 0
     """For messages."""
-    lent_bytes: int | None = None
-    """The most of the weights that is here at a time, where they are lent."""
+    lent_bytes: tuple[int, ...] | None = None
+    """Of the weights, at most, while each layer works; None: all are here all the time."""
     flat_bytes: int = 0
     """All gradients once more, between backward and update."""
     in_flight: int = 1

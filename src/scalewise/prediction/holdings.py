@@ -44,16 +44,20 @@ def _mirrored(strategy: Any, _: int, run: Run, layers: Layers) -> Held:
 
 
 def _data_parallel(strategy: Any, rank: int, run: Run, layers: Layers) -> Held:
-    """The default device has the whole batch, and room for everyone's gradients; the others have one to send theirs."""
+    """The default device has the whole batch, the loss of all of it, and room for everyone's gradients; the others have
+    one place to send theirs from, and no loss."""
     if strategy.engine == "threads":
         return Held(layers, run.inputs(run.batch if rank == 0 else run.share), updates=rank == 0)
-    weights, footprint = weights_of(layers), run.footprint
+    weights, output_bytes = weights_of(layers), run.footprint.output_bytes
+    *model, loss = layers
     if rank:
-        inputs = run.share * footprint.input_bytes
-        return Held(layers, inputs, updates=False, buffer_bytes=weights + run.share * footprint.output_bytes)
-    # Everyone's outputs, and their gradients.
-    gathered = 2 * run.batch * footprint.output_bytes
-    return Held(layers, run.inputs(run.batch), buffer_bytes=(run.devices - 1) * weights + gathered)
+        received = weights + run.share * output_bytes
+        return Held(tuple(model), run.share * run.footprint.input_bytes, updates=False, buffer_bytes=received)
+    whole, times = run.batch * output_bytes, run.batch / run.share
+    # All outputs lie in one piece from the loss to the update, and so do their gradients.
+    model = [replace(layer, backward_bytes=layer.backward_bytes + whole) for layer in model]
+    loss = replace(loss, kept_bytes=round(loss.kept_bytes * times), backward_bytes=round(loss.backward_bytes * times))
+    return Held((*model, loss), run.inputs(run.batch), buffer_bytes=(run.devices - 1) * weights + whole)
 
 
 def _served(_: Strategy, __: int, run: Run, layers: Layers) -> Held:
@@ -62,11 +66,15 @@ def _served(_: Strategy, __: int, run: Run, layers: Layers) -> Held:
 
 
 def _central_storage(strategy: Any, _: int, run: Run, layers: Layers) -> Held:
-    """What is read now, and next."""
-    reads = [sum(layer.parameters) for layer in layers if layer.parameters]
-    window = strategy.prefetch + 1
-    most = max((sum(reads[first : first + window]) for first in range(len(reads))), default=0)
-    return Held(layers, _inputs(run), updates=False, gradients="leave", lent_bytes=most)
+    """What is read now, and next: after it in forward, before it in backward."""
+    sizes = [sum(layer.parameters) for layer in layers]
+    reading = [at for at, size in enumerate(sizes) if size]
+    lent = []
+    for at in range(len(layers)):
+        before = [sizes[other] for other in reading if other < at][-strategy.prefetch :] if strategy.prefetch else []
+        after = [sizes[other] for other in reading if other > at][: strategy.prefetch]
+        lent.append(sizes[at] + max(sum(before), sum(after)))
+    return Held(layers, _inputs(run), updates=False, gradients="leave", lent_bytes=tuple(lent))
 
 
 def _inputs(run: Run) -> int:

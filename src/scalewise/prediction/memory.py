@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 from scalewise.prediction.costs import Costs
 from scalewise.prediction.footprint import footprint_of
-from scalewise.prediction.held import Held, LayerMemory, Layers, Run
+from scalewise.prediction.held import Held, LayerMemory, Layers, Run, weights_of
 from scalewise.prediction.holdings import held_by, samples_at_a_time
 from scalewise.results.profile import ProfileDocument
 from scalewise.strategies.strategy import Strategy
@@ -48,24 +48,27 @@ def peak_memory(held: Held, optimizer: str = "adam") -> Memory:
 
 
 def _moments(held: Held, optimizer: str) -> Iterator[Memory]:
-    trained = sum(sum(layer.parameters) for layer in held.layers)
+    trained = weights_of(held.layers)
     frozen = sum(layer.frozen_bytes for layer in held.layers)
+    lent = held.lent_bytes
     always = Memory(
-        weights=frozen + (trained if held.lent_bytes is None else held.lent_bytes),
+        weights=frozen + (trained if lent is None else 0),
         optimizer=OPTIMIZER_COPIES.get(optimizer, 0) * trained if held.updates else 0,
         inputs=held.input_bytes,
         buffers=held.buffer_bytes,
     )
     kept = list(accumulate(layer.kept_bytes for layer in held.layers))
+    standing = trained if held.gradients == "stay" else 0
     made = 0
-    for layer, up_to_here in reversed(list(zip(held.layers, kept, strict=True))):
+    for at in reversed(range(len(held.layers))):
+        layer = held.layers[at]
         made += sum(layer.parameters)
         complete = {"anew": made, "stay": trained, "leave": 0}[held.gradients]
         copied = 0 if held.gradients == "anew" else max(layer.parameters, default=0)
-        others = (held.in_flight - 1) * kept[-1] + up_to_here
-        standing = trained if held.gradients == "stay" else 0
-        yield replace(always, gradients=complete + copied, activations=others + layer.backward_bytes)
-        yield replace(always, gradients=standing, activations=others + layer.forward_bytes)
+        others = (held.in_flight - 1) * kept[-1] + kept[at]
+        here = replace(always, weights=always.weights + (lent[at] if lent else 0))
+        yield replace(here, gradients=complete + copied, activations=others + layer.backward_bytes)
+        yield replace(here, gradients=standing, activations=others + layer.forward_bytes)
     yield replace(always, gradients=(0 if held.gradients == "leave" else trained) + held.flat_bytes)
 
 

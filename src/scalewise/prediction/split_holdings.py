@@ -22,8 +22,8 @@ def held_of_stages(
 ) -> Held:
     """A rank's stages, of which it works through `work`, micro-batches of `size` at a time.
 
-    What arrives has its place for every micro-batch, on the host where that is in between; what leaves stays until its
-    gradient is there.
+    What arrives has its place for every micro-batch, on the host where that is in between; gradients of the last one
+    stay until they are sent. Those that arrive for the one at work are among what its layers need.
     """
     sections = run.footprint.sections
     homes = [number for number in range(len(ranges)) if number % run.devices == rank]
@@ -32,15 +32,14 @@ def held_of_stages(
     own = tuple(layer for layer, at in zip(layers, within, strict=True) if at in chosen or not sections)
     count = sum(each.phase == "forward" and each.stage == homes[0] for each in work)
     in_flight = _most_in_flight(work)
-    places = in_flight if run.through_host else count
     messages = 0
     for number in homes:
         first, last = ranges[number].start, ranges[number].stop - 1
         if first:
-            messages += places * size * sum(sections[first - 1].passed_bytes)
-        if last + 1 < len(sections):
-            messages += (1 if run.through_host else count) * size * sum(sections[last].returned_bytes)
-            messages += in_flight * size * sum(sections[last].passed_bytes)
+            arriving = size * sum(sections[first - 1].passed_bytes)
+            messages += (in_flight if run.through_host else count + (count > 1)) * arriving
+        if last + 1 < len(sections) and not run.through_host:
+            messages += (count - 1) * size * sum(sections[last].returned_bytes)
     ends = 0 in homes or len(ranges) - 1 in homes
     return Held(
         own,
@@ -76,10 +75,9 @@ def _most_in_flight(work: Sequence[Work]) -> int:
 
 def held_of_layers(cut: str, rank: int, run: Run, layers: Layers) -> Held:
     ranges = stage_ranges(run.footprint.sections, run.devices, run.batch, cut)
-    work = schedule_of("gpipe", run.devices, 1, run.accumulate)[rank]
-    size = -(-run.batch // run.accumulate)
-    held = held_of_stages(rank, run, layers, size, work, ranges, recompute=False)
-    return replace(held, in_flight=1)
+    work = schedule_of("gpipe", run.devices, 1, 1)[rank]
+    held = held_of_stages(rank, run, layers, -(-run.batch // run.accumulate), work, ranges, recompute=False)
+    return replace(held, gradients="stay" if run.accumulate > 1 else "anew")
 
 
 def held_of_pipeline(strategy: Pipeline, rank: int, run: Run, layers: Layers) -> Held:
@@ -91,7 +89,14 @@ def held_of_pipeline(strategy: Pipeline, rank: int, run: Run, layers: Layers) ->
 
 
 def held_of_parts(cuts: dict[str, Cut], part: int, run: Run, layers: Layers) -> Held:
-    """Cut layers hold a part of their weights; what lies between columns and rows is in parts too."""
+    """Cut layers hold a part of their weights; what lies between columns and rows is in parts too. What rows put out is
+    there twice: before and after it is added up."""
+    samples = -(-run.batch // run.accumulate)
+    added_up = {
+        matrix.name: samples * matrix.output_bytes
+        for matrix in run.footprint.matrices
+        if matrix.name in cuts and cuts[matrix.name].role == "rows"
+    }
     own: list[LayerMemory] = []
     inside = 1.0
     for layer in layers:
@@ -104,12 +109,12 @@ def held_of_parts(cuts: dict[str, Cut], part: int, run: Run, layers: Layers) -> 
             replace(
                 layer,
                 parameters=tuple(round(size * share) for size in layer.parameters),
-                kept_bytes=round(layer.kept_bytes * kept),
+                kept_bytes=round(layer.kept_bytes * kept) + added_up.get(layer.module, 0),
             )
         )
         if cut and cut.role == "rows":
             inside = 1.0
-    return Held(tuple(own), run.inputs(run.batch))
+    return Held(tuple(own), run.inputs(samples))
 
 
 def held_of_shards(run: Run, layers: Layers) -> Held:

@@ -67,11 +67,12 @@ class RankFailed(RunFailed):
 def from_exception(rank: int, error: BaseException, who: str | None = None) -> Failure:
     """Called where the error is handled, on the rank itself; `who` it is in words, if not 'rank N'."""
     who = who or f"rank {rank}"
+    details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    error = _cause_of(error)
     kind = _kind_of(error)
     message = str(error).strip().partition("\n")[0]
     named = message if isinstance(error, DeviceFull) else f"{type(error).__name__}: {message}"
     what = named if message else type(error).__name__
-    details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     if isinstance(error, (UserError, RunFailed)):  # a sentence already
         return Failure(rank, kind, message, details)
     if kind == "oom":
@@ -140,6 +141,18 @@ def _where(error: BaseException) -> str:
         if not any(part in frame.filename for part in _NOT_THE_USERS):
             return f" at {frame.filename}, line {frame.lineno}"
     return ""
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    """What ran out of memory, where a library wraps that in an error of its own, as torch's pipelines do."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if _kind_of(cause) == "oom":
+            if cause is not error:
+                cause.strategy = getattr(error, "strategy", "")  # type: ignore[attr-defined]
+            return cause
+        cause = cause.__cause__
+    return error
 
 
 def _kind_of(error: BaseException) -> Kind:

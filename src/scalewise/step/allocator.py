@@ -24,24 +24,6 @@ def return_freed_memory() -> None:
     _set({M_MMAP_MAX: GLIBC_MMAP_MAX, M_MMAP_THRESHOLD: SMALL, M_TRIM_THRESHOLD: SMALL})
 
 
-def free_bytes() -> int:
-    """Of what glibc has from the kernel, in all its arenas, what nobody uses."""
-    library = _library()
-    if library is None or not hasattr(library, "mallinfo2"):  # since glibc 2.33
-        return 0
-    library.mallinfo2.restype = _Mallinfo
-    return int(library.mallinfo2().fordblks)
-
-
-class _Mallinfo(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-        )
-    ]  # fmt: skip
-
-
 def _set(options: dict[int, int]) -> None:
     library = _library()
     if library is not None and hasattr(library, "mallopt"):  # musl has none, and needs none

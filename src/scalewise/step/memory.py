@@ -25,24 +25,31 @@ class PeakMemory:
     before the engine is built until two warm-up steps are done, so that no timed step is slowed down.
 
     Counted is what comes from torch's own allocator in the thread that trains: tensors, and what libraries ask of torch
-    while an operation runs. The samples are loaded before, and what gloo and Python hold is not torch's.
+    while an operation runs. The samples are loaded before, and what gloo and Python hold is not torch's. What another
+    thread gives back is not heard of: DDP's first buckets may be counted beside those that replace them.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.watching = False
+        self.held_bytes = 0
         self.peak_bytes: int | None = None
         forget_peak_memory(device)
 
     def __enter__(self) -> PeakMemory:
         return self
 
-    def watch(self, steps: int) -> None:
-        """From here on; not a run whose first steps are timed, nor while somebody else is profiling."""
-        if self.device.type == "cpu" and steps >= FEWEST_STEPS and not _profiler_enabled():
-            self.watching = True
-            what = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
-            _enable_profiler_legacy(what)
+    def watch(self, *, anyway: bool = False, steps: int) -> None:
+        """From here on; not a run whose first steps are timed, unless anyway, nor while somebody else is profiling."""
+        if self.device.type == "cpu" and (anyway or steps >= FEWEST_STEPS) and not _profiler_enabled():
+            self._start()
+
+    def look(self) -> int:
+        """What is held by now, of what was watched."""
+        if self.watching:
+            self.stop()
+            self._start()
+        return self.held_bytes
 
     def after_step(self, steps: int) -> None:
         if self.watching and steps >= WATCHED_STEPS:
@@ -52,14 +59,12 @@ class PeakMemory:
         if not self.watching:
             return
         self.watching = False
-        held = peak = 0
         told: list[list[Any]] = _disable_profiler_legacy()
         for events in told:
             for event in events:
                 if event.kind() == "memory_alloc":
-                    held += event.cpu_memory_usage()
-                    peak = max(peak, held)
-        self.peak_bytes = peak
+                    self.held_bytes += event.cpu_memory_usage()
+                    self.peak_bytes = max(self.peak_bytes or 0, self.held_bytes)
 
     def read(self) -> int | None:
         """None where nothing was watched."""
@@ -67,3 +72,8 @@ class PeakMemory:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _start(self) -> None:
+        self.watching = True
+        what = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+        _enable_profiler_legacy(what)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -14,10 +15,14 @@ from types import TracebackType
 import torch
 
 from scalewise.errors import UserError
-from scalewise.step.allocator import free_bytes, keep_freed_memory, return_freed_memory
+from scalewise.step.allocator import keep_freed_memory, return_freed_memory
 
 MEMORY_LIMIT = "SCALEWISE_MEMORY_LIMIT_GB"
 """Environment variable: caps the memory of each device, to rehearse a smaller one."""
+
+
+FOR_THREADS_BYTES = 2**24
+"""Stacks of threads that are started later are none of the device's."""
 
 
 class DeviceFull(MemoryError):
@@ -42,8 +47,9 @@ class Room:
     """Of a CPU rank the kernel refuses what goes beyond (RLIMIT_DATA); a GPU's own allocator sees to it by itself.
 
     Models are made on the host and then moved to their device, or only a part of them. The host of a CPU rank is the
-    same process: so the cap is lifted while an engine is built, and what is left when it stands must fit. Samples and
-    memory that ranks share are the host's too.
+    same process: so the cap is lifted while an engine is built, and what it then holds must fit. Samples, memory that
+    ranks share, and programs that are loaded are the host's too. Freed memory is given back at once, because it would
+    count; that costs a capped run some page faults.
     """
 
     def __init__(self, device: torch.device, strategy: str) -> None:
@@ -51,43 +57,41 @@ class Room:
         self.limit_bytes = limit if device.type == "cpu" else None
         self.strategy = strategy
         self.before = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        self.taken_before = 0
 
     def __enter__(self) -> Room:
         if self.limit_bytes is not None:
             self.before = resource.getrlimit(resource.RLIMIT_DATA)
-            self.taken_before = _taken_bytes()
+            importlib.import_module("torch._dynamo")  # which the first update would load, into the device's memory
+            return_freed_memory()
         return self
 
     @contextmanager
-    def building(self) -> Iterator[None]:
+    def building(self, held: Callable[[], int]) -> Iterator[None]:
+        """`held` tells what tensors take since before."""
+        yield
         if self.limit_bytes is None:
-            yield
             return
-        return_freed_memory()  # else what a part of the model was cut from would be held for later, and count
-        try:
-            yield
-        finally:
-            keep_freed_memory()
-        taken = _taken_bytes() - self.taken_before
-        if taken > self.limit_bytes:
+        stays = held()
+        if stays > self.limit_bytes:
             raise DeviceFull(
-                f"what is to stay on the device takes {taken / 1e9:.3g} GB, and {MEMORY_LIMIT} allows "
+                f"what is to stay on the device takes {stays / 1e9:.3g} GB, and {MEMORY_LIMIT} allows "
                 f"{self.limit_bytes / 1e9:g}"
             )
-        resource.setrlimit(resource.RLIMIT_DATA, (self.taken_before + self.limit_bytes, self.before[1]))
+        most = _data_bytes() + self.limit_bytes - stays + FOR_THREADS_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (most, self.before[1]))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.limit_bytes is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self.before)
+            keep_freed_memory()
         if isinstance(error, Exception):
             error.strategy = self.strategy  # type: ignore[attr-defined]  # whoever tells of it suggests another
 
 
-def _taken_bytes() -> int:
-    """Of this process's own memory, as the kernel counts it for the cap, without what lies free in it."""
+def _data_bytes() -> int:
+    """Of this process's own memory, as the kernel counts it for the cap."""
     found = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
-    return int(found[1]) * 1024 - free_bytes()
+    return int(found[1]) * 1024

@@ -115,8 +115,8 @@ def _train_in(
     total = settings.total_steps(len(data))
     times = Times()
     job = Job(workload, data, settings, place, make_clock(place.device, times))
-    peak.watch(total)
-    with room.building():
+    peak.watch(steps=total, anyway=room.limit_bytes is not None)
+    with room.building(peak.look):
         engine = ENGINES[request.strategy.name](request.strategy, job)
     with Interrupt() as interrupt:
         run = _Run(job, engine, total, report, interrupt, peak)

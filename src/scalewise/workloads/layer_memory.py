@@ -144,9 +144,10 @@ class _Watch(TorchDispatchMode):
         for position, (number, nbytes, layer) in enumerate(self.events):
             if number in self.gradients:
                 continue
-            before, live = live, live + nbytes
-            way = most[position >= self.turned]
-            way[layer] = max(way[layer], before - up_to[layer], live - up_to[layer])
+            live += nbytes
+            if nbytes > 0:  # what the layer before it has not yet given back is not this one's
+                way = most[position >= self.turned]
+                way[layer] = max(way[layer], live - up_to[layer])
         trained, frozen = self._held_by(model)
         return tuple(
             LayerMemory(path, tuple(trained[number]), kept[number], most[0][number], most[1][number], frozen[number])

@@ -1,0 +1,128 @@
+"""What a device must hold, moment by moment, and which part of it each strategy's ranks have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scalewise.plan import Footprint, Section
+from scalewise.prediction.costs import Costs
+from scalewise.prediction.held import Held, LayerMemory, Run
+from scalewise.prediction.holdings import HOLDINGS, held_by, samples_at_a_time
+from scalewise.prediction.memory import Memory, memory_bytes, peak_memory
+from scalewise.results.profile import LayerCost, ProfileDocument, StepCost
+from scalewise.strategies.registry import STRATEGIES, strategy_of
+
+WIDE = LayerMemory("0", (100,), kept_bytes=10, forward_bytes=1, backward_bytes=5)
+DEEP = LayerMemory("1", (20, 4), kept_bytes=50, forward_bytes=2, backward_bytes=30, frozen_bytes=7)
+LOSS = LayerMemory("", (), kept_bytes=3, forward_bytes=0, backward_bytes=6)
+LAYERS = (WIDE, DEEP, LOSS)
+SECTIONS = (
+    Section("0", flops=100, parameter_bytes=100, kept_bytes=5, passed_bytes=(8,), returned_bytes=(8,)),
+    Section("1", flops=100, parameter_bytes=24, kept_bytes=5, passed_bytes=(), returned_bytes=()),
+)
+FOOTPRINT = Footprint((4, 20, 100), input_bytes=2, target_bytes=1, output_bytes=4, sections=SECTIONS)
+
+
+def held(strategy: str, rank: int = 0, **more: Any) -> Held:
+    run = Run(**{"devices": 2, "batch": 8, "footprint": FOOTPRINT, **more})
+    return held_by(strategy_of(strategy), rank, run, LAYERS)
+
+
+def test_every_strategy_says_what_its_ranks_hold() -> None:
+    assert set(HOLDINGS) >= set(STRATEGIES)
+
+
+def test_gradients_come_while_activations_go() -> None:
+    """Backward in the loss: 63 + 6 of activations. In `1`: 60 + 30, and 24 of gradients. In `0`: 10 + 5, and 124."""
+    assert peak_memory(Held((WIDE, DEEP, LOSS)), "sgd") == Memory(weights=131, gradients=124, activations=15)
+    small = LayerMemory("0", (1,), kept_bytes=10, forward_bytes=1, backward_bytes=5)
+    assert peak_memory(Held((small, DEEP, LOSS)), "sgd") == Memory(weights=32, gradients=24, activations=90)
+
+
+def test_the_update_is_the_peak_of_a_model_without_activations() -> None:
+    layer = LayerMemory("0", (100,), 0, 0, 0)
+    assert peak_memory(Held((layer,), input_bytes=9), "adam") == Memory(100, 100, 200, 0, 9, 0)
+    assert peak_memory(Held((layer,)), "momentum").optimizer == 100
+
+
+def test_forward_may_be_the_peak() -> None:
+    layer = LayerMemory("0", (1,), kept_bytes=10, forward_bytes=500, backward_bytes=5)
+    assert peak_memory(Held((layer,)), "sgd").activations == 510
+
+
+def test_buckets_hold_all_gradients_beside_the_one_being_made() -> None:
+    """DDP copies each gradient when it is complete: the largest of a layer is there twice."""
+    assert held("mirrored").gradients == "stay"
+    assert peak_memory(held("mirrored"), "sgd").gradients == 124 + 100
+    assert held("mirrored:compress=powersgd").buffer_bytes == 124
+
+
+def test_the_default_device_has_room_for_the_gradients_of_all() -> None:
+    root, other = (held("data-parallel", rank, devices=4) for rank in (0, 1))
+    assert (root.updates, root.buffer_bytes, root.input_bytes) == (True, 3 * 124 + 8 * 4, 8 * 3)
+    assert (other.updates, other.buffer_bytes, other.input_bytes) == (False, 124 + 2 * 4, 2 * 2)
+    # The loss is that of the whole batch, four times a share of it, and the others have none.
+    assert [layer.kept_bytes for layer in root.layers] == [10, 50, 12]
+    assert [layer.backward_bytes for layer in root.layers] == [5 + 8 * 4, 30 + 8 * 4, 24]
+    assert [layer.module for layer in other.layers] == ["0", "1"]
+
+
+def test_a_worker_of_servers_keeps_no_optimizer_and_on_a_gpu_no_gradients() -> None:
+    assert peak_memory(held("parameter-server"), "adam").optimizer == 0
+    assert (held("parameter-server").gradients, held("parameter-server", on_gpu=True).gradients) == ("stay", "leave")
+
+
+def test_central_storage_lends_a_layer_and_the_next() -> None:
+    assert held("central-storage:prefetch=0").lent_bytes == (100, 24, 0)
+    assert held("central-storage:prefetch=1").lent_bytes == (124, 124, 24)
+    # Backward in `0` has its weights and their gradient, which leaves at once.
+    assert peak_memory(held("central-storage:prefetch=0"), "adam") == Memory(107, 100, 0, 15, 4 * 3, 0)
+
+
+def test_a_stage_holds_its_layers_and_what_crosses_the_cut() -> None:
+    first, last = (held("layers", rank) for rank in (0, 1))
+    assert [layer.module for layer in first.layers] == ["0"]
+    assert [layer.module for layer in last.layers] == ["1", ""]
+    assert (first.buffer_bytes, last.buffer_bytes) == (0, 8 * 8)
+    assert (first.gradients, first.input_bytes) == ("anew", 8 * 3)
+
+
+@pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", (4, 4)), ("1f1b", (2, 1))])
+def test_a_pipeline_keeps_the_micro_batches_under_way(schedule: str, in_flight: tuple[int, int]) -> None:
+    text = f"pipeline:microbatches=4,schedule={schedule}"
+    assert samples_at_a_time(strategy_of(text), Run(2, 8, FOOTPRINT)) == 2
+    assert tuple(held(text, rank).in_flight for rank in (0, 1)) == in_flight
+    assert held(text, 0).gradients == "stay"
+    assert held(f"{text},checkpoint=true", 0).in_flight == 1
+
+
+def test_shards_are_halves_and_one_layer_is_whole_at_a_time() -> None:
+    found = held("sharded")
+    assert [layer.parameters for layer in found.layers] == [(50,), (10, 2), ()]
+    assert peak_memory(found, "adam").optimizer == 2 * 62
+
+
+def profile(*peaks: int) -> ProfileDocument:
+    steps = [
+        StepCost(batch=batch, forward=1, backward=1, update=1, load=0, peak_memory_bytes=peak)
+        for batch, peak in zip((10, 20), peaks, strict=False)
+    ]
+    layers = (LayerCost(name="Linear-1", parameter_bytes=1000, activation_bytes=10, flops=1),)
+    return ProfileDocument(
+        workload="w", device="d", execution="eager", samples_per_epoch=100, parameter_bytes=1000, layers=layers,
+        steps=tuple(steps) or (StepCost(batch=10, forward=1, backward=1, update=1, load=0),), input_bytes=4,
+    )  # fmt: skip
+
+
+def test_profiled_peaks_are_moved_by_what_a_strategy_holds_more() -> None:
+    measured = profile(5000, 6000)
+    assert memory_bytes(measured, Costs(measured), strategy_of("single"), 15) == 5500
+    assert memory_bytes(measured, Costs(measured), strategy_of("mirrored"), 15, 2) == 5500 + 1000
+
+
+def test_without_peaks_memory_is_counted_from_the_layers() -> None:
+    """Weights, Adam's two, the gradient; the batch, the layer's output, its gradient and the one it passes on."""
+    counted = profile()
+    assert memory_bytes(counted, Costs(counted), strategy_of("single"), 10) == 4000 + 40 + 100 + 100 + 40
