@@ -55,6 +55,17 @@ def test_what_the_cells_do_not_show_is_not_drawn() -> None:
     assert draw_phases([lone]) is None
 
 
+@pytest.mark.parametrize("epochs", [(3.0, 2.0, 1.5), (4.0, 1.0, 3.0), (2.0, 0.9, 0.3)])
+def test_no_transfer_is_cut_off_by_the_top_of_its_axes(epochs: tuple[float, ...]) -> None:
+    timed = dict(zip((10, 20, 40), epochs, strict=True))
+    cells = [Cell(2, batch, 100, seconds, bytes_per_step=1000) for batch, seconds in timed.items()]
+    figure = draw_transfer(Series("m", "mirrored", tuple(cells)))
+    assert figure
+    [axes] = figure.axes
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylim()[1] >= 1.05 * max(epochs)
+
+
 def test_a_gallery_is_written_as_png_and_svg(tmp_path: Path) -> None:
     cells = [
         Cell(devices, batch, 100, 1.0 / devices, bytes_per_step=1000 * (devices - 1), phases=PHASES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scalewise.findings.bounce import bounce
@@ -97,6 +99,31 @@ def test_bytes_of_an_epoch_are_those_of_its_steps() -> None:
     assert fit
     assert fit.GBps == pytest.approx(2.0)
     assert fit.floor_seconds == pytest.approx(1.0)
+
+
+def test_a_line_below_zero_is_no_law_of_transfers() -> None:
+    cells = [
+        Cell(2, batch, 1000, seconds, bytes_per_step=20_000_000)
+        for batch, seconds in ((10, 4.0), (20, 1.95), (50, 0.70), (100, 0.30))
+    ]
+    fit = transfer_fit(series(*cells))
+    assert fit
+    assert fit.floor_seconds < 0
+    assert fit.r_squared > 0.98
+    assert not fit.governs
+    assert "do not explain the epoch (the line through the cells is below zero" in fit.sentence
+
+
+def test_cells_of_a_few_steps_draw_no_line_of_transfers() -> None:
+    cells = [
+        Cell(2, batch, 1000, 1 + 1000 / batch * 0.01, bytes_per_step=20_000_000, timed_steps=5)
+        for batch in (10, 20, 50)
+    ]
+    assert transfer_fit(series(*cells)) is None
+    enough = [replace(cell, timed_steps=6) for cell in cells]
+    assert transfer_fit(series(*enough, *(replace(cell, epoch_seconds=9.0) for cell in cells))) == transfer_fit(
+        series(*enough)
+    )
 
 
 def test_nothing_is_said_without_cells_to_say_it_of() -> None:

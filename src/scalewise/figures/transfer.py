@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from scalewise.figures.style import FAINT, device_look, legend_above, new_figure, styled
@@ -35,18 +34,21 @@ def draw_transfer(series: Series, subtitle: str = "") -> Figure | None:
         axes.plot(*zip(*line, strict=True), **device_look(devices, series.device_counts), linestyle="none", zorder=3)
     fit = transfer_fit(series)
     furthest = max(gigabytes for line in points.values() for gigabytes, _ in line)
-    if fit and fit.GBps:
-        ends = np.array([0.0, furthest])
+    highest = max(seconds for line in points.values() for _, seconds in line)
+    if fit and fit.possible:
+        ends = (0.0, furthest)
+        seconds_at = [fit.epoch_seconds(gigabytes * GB) for gigabytes in ends]
+        highest = max(highest, *seconds_at)
         axes.plot(
             ends,
-            [fit.epoch_seconds(gigabytes * GB) for gigabytes in ends],
+            seconds_at,
             color=FAINT,
             linewidth=1.4,
             linestyle="-" if fit.governs else (0, (4, 3)),
             label=f"{fit.floor_seconds:.2g} s + bytes / {fit.GBps:.2g} GB/s,  R² = {r_squared_text(fit.r_squared)}",
         )
     axes.set_xlim(0, furthest * 1.04)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, highest * 1.08)
     axes.grid()
     axes.set_xlabel("GB that the busiest device sends and receives in an epoch")
     axes.set_ylabel("seconds per epoch")

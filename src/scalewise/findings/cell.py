@@ -20,6 +20,8 @@ class Cell:
     """Sent plus received by the busiest device; None where nobody counted or planned it."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds per step."""
+    timed_steps: int | None = None
+    """Behind its times; None where nobody noted it."""
 
     @property
     def steps(self) -> int:

@@ -67,6 +67,7 @@ def cell_of(measurement: Measurement, environments: Mapping[str, Environment]) -
         uncertainty=(step.high - step.low) / 2 / step.median if step and step.n > 1 else 0.0,
         bytes_per_step=moved.busiest if moved else None,
         phases=measurement.phases,
+        timed_steps=step.n if step else None,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from scalewise.findings.cell import Cell, Series
 from scalewise.findings.finding import Finding, devices_text, listed
 from scalewise.findings.line import fit_line, r_squared_text
+from scalewise.results.statistics import FEWEST
 
 GOVERNS_FROM = 0.9
 """R squared above which we say that transfers govern the epoch."""
@@ -46,8 +47,13 @@ class TransferFit(Finding):
     cells: int
 
     @property
+    def possible(self) -> bool:
+        """No epoch takes less than no time, however little is moved."""
+        return self.GBps is not None and self.floor_seconds >= 0
+
+    @property
     def governs(self) -> bool:
-        return self.GBps is not None and self.r_squared >= GOVERNS_FROM
+        return self.possible and self.r_squared >= GOVERNS_FROM
 
     def epoch_seconds(self, transferred_bytes: float) -> float:
         return self.floor_seconds + (transferred_bytes / GB / self.GBps if self.GBps else 0.0)
@@ -58,6 +64,11 @@ class TransferFit(Finding):
 
     @property
     def sentence(self) -> str:
+        if self.floor_seconds < 0:
+            return (
+                "on several devices the bytes moved do not explain the epoch (the line through the cells is below zero "
+                "where nothing is moved)"
+            )
         if not self.governs:
             return f"on several devices the bytes moved do not explain the epoch (R² = {self.r_squared:.2f})"
         return (
@@ -79,8 +90,8 @@ def traffic(series: Series) -> Traffic | None:
 
 
 def transfer_fit(series: Series) -> TransferFit | None:
-    """None with fewer than three different amounts."""
-    cells = moving(series)
+    """None with fewer than three different amounts; cells of a few steps say too little to draw a line by."""
+    cells = [cell for cell in moving(series) if cell.timed_steps is None or cell.timed_steps >= FEWEST]
     fit = fit_line([float(cell.bytes_per_epoch or 0) for cell in cells], [cell.epoch_seconds for cell in cells])
     if fit is None:
         return None
