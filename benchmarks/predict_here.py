@@ -14,33 +14,55 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import mkdtemp
+from time import perf_counter
+from typing import TypeVar
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from scalewise.clusters.cluster import Cluster
 from scalewise.clusters.read import read_cluster
+from scalewise.clusters.write import cluster_text
+from scalewise.errors import RunFailed, UserError
 from scalewise.prediction.predict import Predictor
-from scalewise.results.measurement import Measurement
 from scalewise.results.profile import Profile, ProfileDocument
-from scalewise.results.store import Store
 from scalewise.results.units import seconds_text
+from scalewise.session.placement import Placement
+from scalewise.step.settings import Settings
 from scalewise.strategies.registry import STRATEGIES, strategy_of
+from scalewise.strategies.strategy import Strategy, servers_of
+from scalewise.training.request import Request
 from scalewise.verbs.links import measure_links
-from scalewise.verbs.measure import measure
 from scalewise.verbs.profile import profile
+from scalewise.verbs.sessions import Sessions
+from scalewise.verbs.timing import time_steps, timed
 
 DEVICES = 2
 LOOPBACK = "loopback"
-WORKLOADS = {"linear": (8, 32, 128), "conv": (8, 32), "transformer": (8, 32), "unet": (8, 32)}
+ALONE = "single"
+"""Not scored: how far the machine is from what it was when one device was profiled, which no model can foresee."""
+WORKLOADS = {"linear": (8, 64), "conv": (8, 32), "transformer": (16,), "unet": (16,)}
 ALL = ("mirrored", "ring", "data-parallel", "parameter-server", "central-storage", "layers", "pipeline", "tensor")
 LINKS = (LOOPBACK, "1gbit", "200mbit")
 ONE_HOST = ("central-storage",)
+
+
+MEASURED = "measured.jsonl"
+TRIES, DISTURBED = 3, 0.15
+"""How often what was disturbed is done again, and from how many cores of other programs on it counts as that."""
+KERNEL = 2
+"""The process whose children are the kernel's threads."""
+WARM_UP_STEPS, FEWEST_STEPS, MOST_STEPS, BLOCK_SECONDS = 2, 4, 40, 0.5
+Key = tuple[str, str, str, int]
+"""Workload, strategy, link, batch."""
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -57,7 +79,10 @@ class Cell:
     alone_predicted: float
     measured: float = float("nan")
     alone_measured: float = float("nan")
-    flags: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return self.workload, self.strategy, self.link, self.batch
 
     @property
     def error(self) -> float:
@@ -84,6 +109,52 @@ def hosts_of(link: str) -> tuple[int, str | None]:
     return (1, None) if link == LOOPBACK else (2, link)
 
 
+class Others:
+    """What other programs took of the processor meanwhile, in cores: `with Others() as others: ...; others.cores`."""
+
+    cores = 0.0
+
+    def __enter__(self) -> Others:
+        self.started, self.before = perf_counter(), _seconds_of_others()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        after = _seconds_of_others()
+        taken = sum(seconds - self.before.get(pid, 0.0) for pid, seconds in after.items())
+        self.cores = taken / (perf_counter() - self.started)
+
+    @property
+    def quiet(self) -> bool:
+        return self.cores < DISTURBED
+
+
+def _seconds_of_others() -> dict[int, float]:
+    """By process; those of this one, its descendants and the kernel are left out."""
+    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    taken = {}
+    for process in psutil.process_iter(["pid", "ppid", "cpu_times"]):
+        times = process.info["cpu_times"]
+        if (
+            process.info["pid"] not in own
+            and process.info["ppid"] != KERNEL
+            and process.info["pid"] != KERNEL
+            and times
+        ):
+            taken[process.info["pid"]] = times.user + times.system
+    return taken
+
+
+def undisturbed(work: Callable[[], Result]) -> Result:
+    """The work's result, done again while other programs run beside it."""
+    for _ in range(TRIES):
+        with Others() as others:
+            result = work()
+        if others.quiet:
+            return result
+        say(f"  other programs took {others.cores:.2f} cores meanwhile")
+    return result
+
+
 def clusters_in(out: Path, links: Sequence[str], quick: bool) -> dict[str, Cluster]:
     """Measured once per folder."""
     found = {}
@@ -92,7 +163,8 @@ def clusters_in(out: Path, links: Sequence[str], quick: bool) -> dict[str, Clust
         if not path.exists():
             hosts, speed = hosts_of(link)
             say(f"links: {link}")
-            measure_links(DEVICES, device_kind="cpu", hosts=hosts, link=speed, quick=quick, save=path)
+            look = partial(measure_links, DEVICES, device_kind="cpu", hosts=hosts, link=speed, quick=quick)
+            path.write_text(cluster_text(undisturbed(look).cluster))
         found[link] = read_cluster(path)
     return found
 
@@ -104,7 +176,7 @@ def profiles_in(out: Path, workloads: dict[str, Sequence[int]]) -> dict[str, Pro
         if not path.exists():
             say(f"profile: {name}")
             sizes = sorted({size for batch in batches for size in (batch, -(-batch // DEVICES))})
-            profile(name, batch=sizes, device_kind="cpu").write(path)
+            undisturbed(partial(profile, name, batch=sizes, device_kind="cpu")).write(path)
         found[name] = Profile.read(path).document
     return found
 
@@ -119,60 +191,98 @@ def predicted(
         for link, cluster in clusters.items():
             predictor = Predictor(profiles[name], cluster)
             for batch in batches:
-                alone = predictor.predict(strategy_of("single"), 1, batch)
+                alone = predictor.predict(strategy_of(ALONE), 1, batch)
+                if link == LOOPBACK:
+                    yield Cell(name, ALONE, link, batch, alone.seconds, alone.low, alone.high, alone.seconds)
                 for strategy in strategies_on(link, strategies):
-                    made = predictor.predict(strategy_of(strategy), DEVICES, batch)
+                    try:
+                        made = predictor.predict(strategy_of(strategy), DEVICES, batch)
+                    except UserError as error:
+                        say(f"left out: {name}, {strategy}: {error}")
+                        continue
                     yield Cell(name, strategy, link, batch, made.seconds, made.low, made.high, alone.seconds)
 
 
-def measure_all(
-    out: Path,
-    workloads: dict[str, Sequence[int]],
-    links: Sequence[str],
-    strategies: Sequence[str],
-    interval: float,
-    budget: float,
-) -> None:
-    """Cells that a folder already has are not measured again."""
-    for name, batches in workloads.items():
-        for link in links:
-            hosts, speed = hosts_of(link)
-            folder = out / f"measured-{link}"
-            say(f"measuring: {name} over {link}")
-            chosen = strategies_on(link, strategies)
-            measure(
-                [name],
-                out=folder,
-                strategy=["single", *chosen] if link == LOOPBACK else chosen,
-                devices=[1, DEVICES] if link == LOOPBACK else [DEVICES],
-                batch=list(batches),
-                hosts=[hosts],
-                link=[speed] if speed else [],
-                device_kind="cpu",
-                interval=interval,
-                budget=budget,
-                resume=folder.exists(),
-            )
+@dataclass
+class Run:
+    """A cell while it is measured: the median step of every block."""
+
+    key: Key
+    strategy: Strategy
+    placement: Placement
+    settings: Settings
+    blocks: list[float] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+
+    def visit(self, sessions: Sessions) -> None:
+        known = min(self.blocks, default=BLOCK_SECONDS / FEWEST_STEPS)
+        steps = WARM_UP_STEPS + min(MOST_STEPS, max(FEWEST_STEPS, int(BLOCK_SECONDS / known)))
+        request = Request(self.key[0], self.strategy, replace(self.settings, steps=steps))
+        placement, outcomes, seconds = sessions.run(self.strategy, self.placement, time_steps, request)
+        block = timed(request, placement, outcomes, seconds).block
+        step = median(block.seconds)
+        if step <= min(self.blocks, default=step):
+            self.phases = block.phases
+        self.blocks.append(step)
+
+    @property
+    def seconds(self) -> float:
+        """A low quantile of the blocks: what disturbs makes them longer, never shorter."""
+        ordered = sorted(self.blocks)
+        return ordered[(len(ordered) - 1) // 3]
+
+
+def measure_all(out: Path, cells: Sequence[Cell], rounds: int) -> None:
+    """Link by link, cells in turn, as many times as there are rounds; what a folder already has is left alone."""
+    known = measured_in(out)
+    with Sessions() as sessions:
+        for link in dict.fromkeys(cell.link for cell in cells):
+            runs = [run_of(cell) for cell in cells if cell.link == link and cell.key not in known]
+            for number in range(rounds):
+                say(f"measuring over {link}: round {number + 1} of {rounds}, {len(runs)} cells")
+                for run in list(runs) if number % 2 else list(reversed(runs)):
+                    try:
+                        undisturbed_visit(run, sessions)
+                    except (UserError, RunFailed) as error:
+                        say(f"left out: {', '.join(map(str, run.key))}: {error}")
+                        runs.remove(run)
+            known |= {run.key: (run.seconds, run.blocks, run.phases) for run in runs}
+            rows = [[*key, *found] for key, found in known.items()]
+            (out / MEASURED).write_text("\n".join(map(json.dumps, rows)) + "\n")
+
+
+def run_of(cell: Cell) -> Run:
+    hosts, speed = hosts_of(cell.link)
+    strategy = strategy_of(cell.strategy)
+    devices = 1 if cell.strategy == ALONE else DEVICES
+    placement = Placement(devices, "cpu", hosts=hosts, link=speed, servers=servers_of(strategy))
+    return Run(cell.key, strategy, placement, Settings(cell.batch, None, 1))
+
+
+def undisturbed_visit(run: Run, sessions: Sessions) -> None:
+    """A block that others disturbed is not kept."""
+    for attempt in range(TRIES):
+        with Others() as others:
+            run.visit(sessions)
+        if others.quiet or attempt == TRIES - 1:
+            return
+        run.blocks.pop()
+
+
+def measured_in(out: Path) -> dict[Key, tuple[float, list[float], dict[str, float]]]:
+    path = out / MEASURED
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {(row[0], row[1], row[2], row[3]): (row[4], row[5], row[6]) for row in rows}
 
 
 def compared(out: Path, cells: Sequence[Cell]) -> list[Cell]:
     """With what was measured; cells that were not are left out."""
-    seen: dict[tuple[str, str, str, int], Measurement] = {}
-    for link in {cell.link for cell in cells} | {LOOPBACK}:
-        for each in Store.read(out / f"measured-{link}"):
-            if each.status == "ok" and (each.devices == DEVICES or each.strategy == "single"):
-                seen[each.workload, each.strategy, link, each.batch] = each
+    known = measured_in(out)
     made = []
     for cell in cells:
-        own = seen.get((cell.workload, cell.strategy, cell.link, cell.batch))
-        alone = seen.get((cell.workload, "single", LOOPBACK, cell.batch))
-        if own and alone and own.step_seconds and alone.step_seconds:
-            values = asdict(cell) | {
-                "measured": own.step_seconds.median,
-                "alone_measured": alone.step_seconds.median,
-                "flags": tuple(own.flags),
-            }
-            made.append(Cell(**values))
+        alone = (cell.workload, ALONE, LOOPBACK, cell.batch)
+        if cell.key in known and alone in known:
+            made.append(replace(cell, measured=known[cell.key][0], alone_measured=known[alone][0]))
     return made
 
 
@@ -223,11 +333,15 @@ def show_scores(cells: Sequence[Cell]) -> None:
     table.add_column("")
     for title in ("cells", "median", "90 %", "worst", "bias", "choking", "foreseen", "false alarms", "inside"):
         table.add_column(title, justify="right", no_wrap=True)
-    groups = {"all": list(cells)}
+    scored = [cell for cell in cells if cell.strategy != ALONE]
+    groups = {"all": scored}
     for key in ("workload", "strategy", "link"):
-        for value in dict.fromkeys(getattr(cell, key) for cell in cells):
-            groups[value] = [cell for cell in cells if getattr(cell, key) == value]
+        for value in dict.fromkeys(getattr(cell, key) for cell in scored):
+            groups[value] = [cell for cell in scored if getattr(cell, key) == value]
+    groups["(one device)"] = [cell for cell in cells if cell.strategy == ALONE]
     for name, members in groups.items():
+        if not members:
+            continue
         found = scores(members)
         texts = [
             "-" if found[key] is None else f"{found[key]:+.0f} %" if key.startswith("bias") else f"{found[key]:.1f} %"
@@ -253,14 +367,13 @@ def main() -> None:
     parser.add_argument("--strategy", action="append", help="repeat it; all that this version has")
     parser.add_argument("--link", action="append", help=f"repeat it; {', '.join(LINKS)}")
     parser.add_argument("--batch", help="a comma list, instead of two or three for each workload")
-    parser.add_argument("--interval", type=float, default=3.0, help="width of a measured interval in percent")
-    parser.add_argument("--budget", type=float, default=4.0, help="seconds for a cell")
+    parser.add_argument("--rounds", type=int, default=4, help="blocks of steps that each cell is measured in")
     parser.add_argument("--quick", action="store_true", help="measure links with fewer repeats")
     parser.add_argument("--out", type=Path, default=None, help="keep everything in this folder; go on with what it has")
     parser.add_argument("--again", action="store_true", help="measure nothing: score the model on what OUT has")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    workloads = {name: WORKLOADS.get(name, (8, 32)) for name in asked.workload or WORKLOADS}
+    workloads = {name: WORKLOADS.get(name, (8, 64)) for name in asked.workload or WORKLOADS}
     if asked.batch:
         workloads = dict.fromkeys(workloads, tuple(int(size) for size in asked.batch.split(",")))
     links = asked.link or list(LINKS)
@@ -270,13 +383,15 @@ def main() -> None:
     load = os.getloadavg()[0]
     if load > 0.5 and not asked.again:
         say(f"the machine is not quiet: load {load:.2f}")
-    cells = list(predicted(profiles_in(out, workloads), clusters_in(out, links, asked.quick), workloads, strategies))
+    clusters = clusters_in(out, links, asked.quick)
+    cells = list(predicted(profiles_in(out, workloads), clusters, workloads, strategies))
     (out / "predictions.json").write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
     if not asked.again:
-        measure_all(out, workloads, links, strategies, asked.interval, asked.budget)
+        measure_all(out, cells, asked.rounds)
     cells = compared(out, cells)
     if asked.json:
-        print(json.dumps({"cells": [asdict(cell) for cell in cells], "scores": scores(cells)}, indent=1))
+        scored = [cell for cell in cells if cell.strategy != ALONE]
+        print(json.dumps({"cells": [asdict(cell) for cell in cells], "scores": scores(scored)}, indent=1))
         return
     show(cells)
     print()

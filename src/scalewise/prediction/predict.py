@@ -13,7 +13,7 @@ from scalewise.prediction.costs import Costs, Known
 from scalewise.prediction.footprint import footprint_of
 from scalewise.prediction.interval import reach
 from scalewise.prediction.memory import memory_bytes
-from scalewise.prediction.siblings import slowdown
+from scalewise.prediction.siblings import lone_phases, slowdown
 from scalewise.results.profile import ProfileDocument
 from scalewise.simulation.conduct import Conduct, conduct_of
 from scalewise.simulation.layout import Layout, packed
@@ -87,10 +87,11 @@ class Predictor:
         layout = layout or packed(self.cluster, devices)
         on_host = strategy.name in UPDATED_ON_HOST and self.cluster.backend == "nccl"
         alone = self._seconds_with_host if on_host else self.costs.seconds
-        seconds = alone if layout.workers == 1 else self._beside_siblings(alone)
         if isinstance(strategy, ParameterServerAsync) and not strategy.exact and devices > 1:
-            return self._steady(strategy, devices, batch, layout, slow, seconds)
-        return self._simulator(strategy, layout, slow).simulate(self._plan(strategy, devices, batch), seconds)
+            return self._steady(strategy, devices, batch, layout, slow, self._beside_siblings(alone))
+        plan = self._plan(strategy, devices, batch)
+        seconds = alone if layout.workers == 1 else self._beside_siblings(alone, lone_phases(plan))
+        return self._simulator(strategy, layout, slow).simulate(plan, seconds)
 
     def _plan(self, strategy: Strategy, devices: int, batch: int) -> Plan:
         """Of many groups of devices, all alike, one is planned."""
@@ -129,12 +130,12 @@ class Predictor:
         busy = max(size * path.seconds_per_byte, seconds("update", batch)) / strategy.servers
         return replace(found, stretch=max(1.0, devices * busy / found.step_seconds)) if followed < devices else found
 
-    def _beside_siblings(self, seconds: Seconds) -> Seconds:
+    def _beside_siblings(self, seconds: Seconds, lone: frozenset[str] = frozenset()) -> Seconds:
         device, size = self.cluster.devices[0], self.profile.parameter_bytes
 
         def slowed(phase: str, samples: int) -> float:
             alone = seconds(phase, samples)
-            return alone * slowdown(device, size, phase, alone)
+            return alone if phase in lone else alone * slowdown(device, size, phase, alone)
 
         return slowed
 

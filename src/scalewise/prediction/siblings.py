@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from scalewise.clusters.cluster import Device
+from scalewise.plan import Plan
 
 PASSES = {"forward": 1, "backward": 3, "update": 7}
 """Times that a phase goes through memory as large as the parameters: backward reads weights, makes gradients, and adds
@@ -16,3 +19,12 @@ def slowdown(device: Device, parameter_bytes: int, phase: str, seconds: float) -
     streaming = PASSES.get(phase, 0) * parameter_bytes / (device.memory_GBps * 1e9)
     part = min(1.0, streaming / seconds)
     return part * device.beside_memory + (1 - part) * device.beside_compute
+
+
+def lone_phases(plan: Plan) -> frozenset[str]:
+    """What one device does while the others wait for it: the default device's update, or that of a single server."""
+    ranks: dict[str, set[int]] = defaultdict(set)
+    for operation in plan.operations:
+        if not (operation.send or operation.collective):
+            ranks[operation.phase] |= {operation.rank, operation.rank + operation.count - 1}
+    return frozenset(phase for phase, at in ranks.items() if len(at) == 1)

@@ -1,0 +1,38 @@
+"""Compute while siblings compute."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalewise.clusters.cluster import Device
+from scalewise.plan import Footprint
+from scalewise.prediction.siblings import lone_phases, slowdown
+from scalewise.strategies.registry import strategy_of
+
+CORE = Device("core", 2, 8, 0.05, memory_GBps=10.0, launch_us=1, beside_compute=1.1, beside_memory=2.0)
+
+
+def test_an_update_slows_down_as_memory_does() -> None:
+    assert slowdown(CORE, 10**9, "update", 0.7) == pytest.approx(2.0)
+
+
+def test_compute_on_few_parameters_slows_down_as_multiplying_does() -> None:
+    assert slowdown(CORE, 1000, "forward", 1.0) == pytest.approx(1.1, rel=1e-3)
+
+
+def test_the_part_that_streams_counts_as_streaming() -> None:
+    """A forward pass of 0.2 s that reads a gigabyte of weights in half of them."""
+    assert slowdown(CORE, 10**9, "forward", 0.2) == pytest.approx((2.0 + 1.1) / 2)
+
+
+def test_cards_with_memory_of_their_own_do_not_slow_down() -> None:
+    card = Device("card", 4, 11, 11.3, 484, 10)
+    assert slowdown(card, 10**9, "backward", 0.1) == 1.0
+
+
+def test_what_one_device_does_for_all_has_the_memory_to_itself() -> None:
+    model = Footprint(parameter_bytes=(4000,), input_bytes=40, target_bytes=8, output_bytes=40)
+    assert lone_phases(strategy_of("data-parallel").plan(model, 2, 8)) == {"load", "loss", "update"}
+    assert lone_phases(strategy_of("parameter-server").plan(model, 2, 8)) == {"update"}
+    assert lone_phases(strategy_of("parameter-server:servers=2").plan(model, 2, 8)) == frozenset()
+    assert lone_phases(strategy_of("mirrored").plan(model, 3, 8)) == frozenset()
