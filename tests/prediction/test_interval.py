@@ -8,6 +8,7 @@ import pytest
 
 from scalewise.clusters.catalogue import cluster_of
 from scalewise.clusters.cluster import Cluster
+from scalewise.prediction.interval import ALONE
 from scalewise.prediction.predict import Prediction, Predictor
 from scalewise.published.stevens import stevens_profile
 from scalewise.strategies.registry import strategy_of
@@ -37,7 +38,8 @@ def test_cores_are_less_sure_than_cards_that_nobody_else_uses() -> None:
     cores = replace(BOX, backend="gloo", knowledge="measured")
     cards = replace(BOX, knowledge="measured")
     assert width(predicted(cores, 2)) > width(predicted(cards, 2))
-    assert width(predicted(cores, 1, strategy="single")) == pytest.approx(0.16)
+    assert width(predicted(cores, 1, strategy="single")) == pytest.approx(2 * ALONE["gloo"])
+    assert ALONE["gloo"] > 2 * ALONE["nccl"]
 
 
 def test_where_the_profile_ends_it_is_wide() -> None:
