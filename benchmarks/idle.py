@@ -22,7 +22,7 @@ from scalewise.timeline import Timeline
 from scalewise.workloads.classification import classification_loss
 from scalewise.workloads.workload import Workload
 
-BLOCKS, WIDTH, POSITIONS, CLASSES = 8, 384, 64, 8
+BLOCKS, WIDTH, POSITIONS, CLASSES = 8, 768, 16, 8
 BATCH, SAMPLES = 32, 128
 POINTS = 5.0
 """Percent of the step by which measured and planned may differ."""
@@ -39,6 +39,17 @@ class Block(nn.Module):
         return vectors + self.layers(vectors)
 
 
+class Scale(nn.Module):
+    """Learns, so that the first block's backward is as long as any other's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return vectors * self.factor
+
+
 class Head(nn.Module):
     """Few numbers, so that the stages are equal."""
 
@@ -50,7 +61,7 @@ def heavy() -> Workload:
     """Equal blocks, with much to compute and little to send."""
     return Workload(
         name="heavy",
-        model=lambda: nn.Sequential(*(Block() for _ in range(BLOCKS)), Head()),
+        model=lambda: nn.Sequential(Scale(), *(Block() for _ in range(BLOCKS)), Head()),
         data=partial(load_generated, input_shape=(POSITIONS, WIDTH), classes=CLASSES),
         loss=classification_loss,
         input_shape=(POSITIONS, WIDTH),
