@@ -48,7 +48,7 @@ DEVICES = 2
 LOOPBACK = "loopback"
 ALONE = "single"
 """Not scored: how far the machine is from what it was when one device was profiled, which no model can foresee."""
-WORKLOADS = {"linear": (8, 64), "conv": (8, 32), "transformer": (16,), "unet": (16,)}
+WORKLOADS = {"linear": (8, 64), "conv": (2, 8), "transformer": (16,), "unet": (16,)}
 ALL = ("mirrored", "ring", "data-parallel", "parameter-server", "central-storage", "layers", "pipeline", "tensor")
 LINKS = (LOOPBACK, "1gbit", "200mbit")
 ONE_HOST = ("central-storage",)
@@ -59,7 +59,7 @@ TRIES, DISTURBED = 3, 0.15
 """How often what was disturbed is done again, and from how many cores of other programs on it counts as that."""
 KERNEL = 2
 """The process whose children are the kernel's threads."""
-WARM_UP_STEPS, FEWEST_STEPS, MOST_STEPS, BLOCK_SECONDS = 2, 4, 40, 0.5
+WARM_UP_STEPS, FEWEST_STEPS, MOST_STEPS, BLOCK_SECONDS = 2, 2, 40, 0.5
 Key = tuple[str, str, str, int]
 """Workload, strategy, link, batch."""
 Result = TypeVar("Result")
@@ -211,11 +211,12 @@ class Run:
     strategy: Strategy
     placement: Placement
     settings: Settings
+    predicted: float
     blocks: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
 
     def visit(self, sessions: Sessions) -> None:
-        known = min(self.blocks, default=BLOCK_SECONDS / FEWEST_STEPS)
+        known = min(self.blocks, default=self.predicted)
         steps = WARM_UP_STEPS + min(MOST_STEPS, max(FEWEST_STEPS, int(BLOCK_SECONDS / known)))
         request = Request(self.key[0], self.strategy, replace(self.settings, steps=steps))
         placement, outcomes, seconds = sessions.run(self.strategy, self.placement, time_steps, request)
@@ -256,7 +257,7 @@ def run_of(cell: Cell) -> Run:
     strategy = strategy_of(cell.strategy)
     devices = 1 if cell.strategy == ALONE else DEVICES
     placement = Placement(devices, "cpu", hosts=hosts, link=speed, servers=servers_of(strategy))
-    return Run(cell.key, strategy, placement, Settings(cell.batch, None, 1))
+    return Run(cell.key, strategy, placement, Settings(cell.batch, None, 1), cell.predicted)
 
 
 def undisturbed_visit(run: Run, sessions: Sessions) -> None:
@@ -367,7 +368,7 @@ def main() -> None:
     parser.add_argument("--strategy", action="append", help="repeat it; all that this version has")
     parser.add_argument("--link", action="append", help=f"repeat it; {', '.join(LINKS)}")
     parser.add_argument("--batch", help="a comma list, instead of two or three for each workload")
-    parser.add_argument("--rounds", type=int, default=4, help="blocks of steps that each cell is measured in")
+    parser.add_argument("--rounds", type=int, default=3, help="blocks of steps that each cell is measured in")
     parser.add_argument("--quick", action="store_true", help="measure links with fewer repeats")
     parser.add_argument("--out", type=Path, default=None, help="keep everything in this folder; go on with what it has")
     parser.add_argument("--again", action="store_true", help="measure nothing: score the model on what OUT has")
