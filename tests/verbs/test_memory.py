@@ -1,0 +1,70 @@
+"""Planned memory is what is measured, for every strategy; and models larger than a device's memory train."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalewise.data.data import DataRequest
+from scalewise.errors import RunFailed
+from scalewise.step.settings import Settings
+from scalewise.strategies.registry import STRATEGIES, strategy_of
+from scalewise.training.request import Request
+from scalewise.training.task import train_task
+from scalewise.verbs.memory import planned_memory
+from scalewise.verbs.outcomes import memory_of
+from scalewise.verbs.train import train
+from tests.conftest import SessionOf
+from tests.verbs.memory_task import train_limited
+
+WORKLOADS = ("transformer:layers=2,width=64,context=64", "unet:size=32")
+WITHIN = 0.10
+"""On the fullest device."""
+NOT_WATCHED = {"parameter-server-async"}
+"""Its workers have a loop of their own."""
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in NOT_WATCHED])
+def test_planned_memory_is_measured(name: str, workload: str, session_of: SessionOf) -> None:
+    if name in ("tensor", "hybrid") and workload.startswith("unet"):
+        pytest.skip("its layers are not cut")
+    strategy = strategy_of(name)
+    settings = Settings(batch=16, epochs=None, steps=8)
+    request = Request(workload, strategy, settings, DataRequest(samples=32))
+    session = session_of(1 if name == "single" else 2, strategy)
+    memory = memory_of(request, session.placement, session.run(train_task, request))
+    assert len(memory.planned_by_rank) == session.placement.devices
+    assert None not in memory.measured_by_rank
+    assert memory.planned == pytest.approx(memory.measured, rel=WITHIN)
+
+
+def test_memory_is_planned_without_running_anything() -> None:
+    [root, other] = planned_memory("linear", "data-parallel", 2, 8, samples=16)
+    weights = 4 * 12_102_220
+    assert (root.weights, root.optimizer, other.optimizer) == (weights, 2 * weights, 0)
+
+
+LARGE = "transformer:layers=8,width=256,context=32"
+"""25.7 MB of weights."""
+LIMIT_GB = 0.025
+
+
+def asked(strategy: str) -> Request:
+    settings = Settings(batch=4, epochs=None, steps=3, optimizer="sgd", learning_rate=0.1)
+    return Request(LARGE, strategy_of(strategy), settings, DataRequest(samples=8))
+
+
+def test_a_transformer_larger_than_a_device_trains_in_parts_and_not_on_one(
+    session_of: SessionOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [alone] = session_of(1).run(train_task, asked("single"))
+    for strategy in ("pipeline", "sharded"):
+        outcomes = session_of(4).run(train_limited, asked(strategy), LIMIT_GB)
+        assert outcomes[0].losses == pytest.approx(alone.losses, rel=1e-3)
+    monkeypatch.setenv("SCALEWISE_MEMORY_LIMIT_GB", str(LIMIT_GB))
+    with pytest.raises(RunFailed, match=r"what is to stay on the device takes 0\.025\d GB") as raised:
+        train(LARGE, optimizer="sgd", device_kind="cpu", batch=4, steps=3, samples=8)
+    assert str(raised.value).endswith(
+        "the model's weights do not fit; --strategy central-storage, pipeline or sharded trains models larger than the "
+        "device"
+    )
