@@ -62,6 +62,8 @@ KERNEL = 2
 WARM_UP_STEPS, FEWEST_STEPS, MOST_STEPS, BLOCK_SECONDS = 2, 2, 40, 0.5
 Key = tuple[str, str, str, int]
 """Workload, strategy, link, batch."""
+Found = tuple[float, list[float], dict[str, float]]
+"""Seconds of a step, those of every block, and the phases of the quickest."""
 Result = TypeVar("Result")
 
 
@@ -247,9 +249,12 @@ def measure_all(out: Path, cells: Sequence[Cell], rounds: int) -> None:
                     except (UserError, RunFailed) as error:
                         say(f"left out: {', '.join(map(str, run.key))}: {error}")
                         runs.remove(run)
-            known |= {run.key: (run.seconds, run.blocks, run.phases) for run in runs}
-            rows = [[*key, *found] for key, found in known.items()]
-            (out / MEASURED).write_text("\n".join(map(json.dumps, rows)) + "\n")
+                keep(out, known | {run.key: (run.seconds, run.blocks, run.phases) for run in runs})
+            known = measured_in(out)
+
+
+def keep(out: Path, found: dict[Key, Found]) -> None:
+    (out / MEASURED).write_text("".join(json.dumps([*key, *of]) + "\n" for key, of in found.items()))
 
 
 def run_of(cell: Cell) -> Run:
@@ -270,7 +275,7 @@ def undisturbed_visit(run: Run, sessions: Sessions) -> None:
         run.blocks.pop()
 
 
-def measured_in(out: Path) -> dict[Key, tuple[float, list[float], dict[str, float]]]:
+def measured_in(out: Path) -> dict[Key, Found]:
     path = out / MEASURED
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {(row[0], row[1], row[2], row[3]): (row[4], row[5], row[6]) for row in rows}
