@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scalewise.results.store import Store
 from tests.command import Run, finish, start
+from tests.results.test_store import HERE, cell
 
 TINY = ("train", "tests.tiny:float32", "--batch", "4", "--steps")
 LARGE = ("train", "synthetic", "--samples", "20", "--batch", "4", "--steps", "2")
@@ -47,6 +49,27 @@ def test_a_profile_that_does_not_fit(
         1, f"cannot write {path}: No space left on device"
     )
     assert not path.exists()
+
+
+def test_a_sweep_that_does_not_fit_leaves_nothing(
+    full_disk: Path, scalewise: Run, fill: Callable[[Path], None]
+) -> None:
+    fill(full_disk)
+    line = ("measure", "tests.tiny:float32", "--strategy", "single", "--batch", "4", "--device-kind", "cpu")
+    said = scalewise(*line, "--out", full_disk / "sweep")
+    said.refused(1, f"cannot write {full_disk / 'sweep' / '.lock'}: No space left on device")
+    assert [entry.name for entry in full_disk.iterdir()] == ["filler"]
+
+
+def test_figures_that_do_not_fit(full_disk: Path, scalewise: Run) -> None:
+    """There is room for the measurements, none for a figure of them."""
+    with Store(full_disk) as store:
+        store.add_environment(HERE)
+        store.append(cell(10))
+    before = {entry.name for entry in full_disk.iterdir()}
+    said = scalewise("report", full_disk)
+    said.refused(1, f"cannot write {full_disk}/epochs-", ".png: No space left on device")
+    assert {entry.name for entry in full_disk.iterdir()} == before
 
 
 def test_a_limit_on_file_sizes(folder: Path) -> None:

@@ -29,9 +29,8 @@ def test_a_failed_cell_ends_the_command_with_1_and_leaves_the_document_whole(sca
     assert document["cells"] == {"ok": 1, "oom": 0, "failed": 1, "skipped": 0, "not_begun": 0, "resumed": 0}
     first, second, last = said.stderr.splitlines()
     assert "tests.tiny_ranks:raises, mirrored on 2 cpu devices, batch 8: failed: rank 1 failed" in first + second
-    assert re.search(
-        r"mirrored on 1 cpu device, batch 8: .* per step \(95 % interval .* wide\), .* per epoch", said.stderr
-    )
+    width = r"\((95 % interval .* wide|all \d within .*|timed once)\)"
+    assert re.search(rf"mirrored on 1 cpu device, batch 8: .* per step {width}, .* per epoch", said.stderr)
     assert re.match(r"scalewise: 1 of 2 cells failed, the first because .*a bug in the loss; --resume tries", last)
     again = scalewise(*line, "--resume")
     assert again.code == 1
@@ -62,7 +61,8 @@ def test_the_batch_may_be_meant_per_device(scalewise: Run, tmp_path: Path) -> No
 REFUSED: dict[str, list[str]] = {
     "measure lineer": ["unknown workload 'lineer' (did you mean 'linear'?)"],
     "measure linear --strategy singel": ["unknown strategy 'singel' (did you mean 'single'?)"],
-    "measure linear --devices 1,two": ["--devices is '1,two'", "whole numbers from 1"],
+    "measure linear --devices 1,two": ["--devices is '1,two'", "whole numbers from 1, as in --devices 1,2,4"],
+    "measure linear --epochs few": ["'--epochs': it must be a whole number, not 'few'"],
     "measure linear --batch 0": ["--batch is '0'"],
     "measure linear --batch 8 --batch-per-device 4": ["--batch and --batch-per-device exclude each other"],
     "measure linear --hosts 2": ["2 rehearsed hosts need the speed of their links", "--link 1gbit"],
@@ -83,10 +83,14 @@ def test_bad_input_is_one_sentence_and_no_measurement(line: str, scalewise: Run,
 
 def test_a_folder_with_measurements_needs_resume(scalewise: Run, tmp_path: Path) -> None:
     line = ("measure", "tests.tiny:float32", "--strategy", "single", "--batch", "8", "--out", tmp_path, *FAST)
-    assert scalewise(*line).code == 0
+    first = scalewise(*line, "--resume")
+    assert first.code == 0
+    assert first.stderr.startswith(f"scalewise: there is nothing to resume in {tmp_path}; this sweep starts anew\n")
+    assert f"1 cell on cpu devices, in {tmp_path}" in " ".join(first.stdout.split())
     before = (tmp_path / "measurements.jsonl").read_bytes()
     scalewise(*line).refused(2, f"{tmp_path} already holds 1 measurements", "--resume", "--out")
-    assert scalewise(*line, "--resume").code == 0
+    again = scalewise(*line, "--resume")
+    assert (again.code, again.stderr) == (0, "")
     assert (tmp_path / "measurements.jsonl").read_bytes() == before
 
 
@@ -112,7 +116,7 @@ def test_people_see_a_bar_the_interval_under_way_and_a_line_per_cell(monkeypatch
         on_cell(cell.measured(step_seconds=interval, epoch_seconds=2.0, environment="x", started="", flags=["drift"]))
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
     assert "3/12 cells" in text
-    assert "linear, single on 1 cpu device, batch 20: 20 ms, 15.0% wide" in text
+    assert "linear, single on 1 cpu device, batch 20: 20 ms, 95 % interval 15.0% wide" in text
     assert (
         "linear, single on 1 cpu device, batch 20: 20 ms per step (95 % interval 15.0% wide), 2 s per epoch  [drift]\n"
         in text.replace("\r", "")

@@ -40,10 +40,19 @@ def test_steps_are_told_apart_by_where_they_lie_in_their_epoch() -> None:
 
 def test_an_epoch_is_its_steps_and_what_was_seen_beside_them() -> None:
     block = Block([2.0, 2.0, 2.0], short=[0.5], first=[2.4], between=[0.3])
-    assert epoch_of([block], samples=10, batch=4) == pytest.approx(3 * 2.0 + (0.5 - 2.0) + (2.4 - 2.0) + 0.3)
+    assert epoch_of([block], samples=14, batch=4) == pytest.approx(3 * 2.0 + 0.5 + (2.4 - 2.0) + 0.3)
     assert epoch_of([Block([2.0, 2.0, 2.2])], samples=12, batch=4) == 6.0
     assert epoch_of([Block([2.0], first=[2.0], between=[0.1])], samples=4, batch=4) == 2.1
     assert epoch_of([Block([2.0], epochs=[7.0, 9.0])], samples=4, batch=4) == 8.0
+
+
+def test_an_epoch_costs_no_less_than_its_steps() -> None:
+    """Steps that start an epoch may be the quicker ones; of two steps the median knows of both."""
+    quick_start = Block([1.0, 2.0, 2.0, 1.0, 2.0, 2.0], first=[1.0, 1.0])
+    assert epoch_of([quick_start], samples=12, batch=4) == 6.0
+    for first in (1.0, 2.0):
+        pair = Block([1.0, 2.0, 1.0, 2.0], first=[first, first])
+        assert epoch_of([pair], samples=8, batch=4) == 3.0
 
 
 def test_phases_sum_to_the_step() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from scalewise.results.measured import MeasureResult, speedup_of
+from scalewise.results.measured import MeasureResult, cell_line, speedup_of
 from scalewise.results.measurement import INTERVAL_NOT_REACHED
+from scalewise.results.statistics import Interval
 from tests.results.test_store import cell
 
 TWO = cell(10, epoch_seconds=2.0)
@@ -49,3 +50,12 @@ def test_the_table_says_what_its_words_mean() -> None:
     assert "wide: the budget was spent before the interval was narrow enough" in text
     assert "failed: rank 1 was killed (signal 9)" in text
     assert "3 cells on cpu devices, in sweep, 1 of them from before; 4 were not begun" in text
+
+
+def test_the_range_of_a_few_steps_is_not_called_a_95_percent_interval() -> None:
+    few = replace(TWO, step_seconds=Interval(0.02, 0.019, 0.021, 2))
+    assert "20 ms per step (all 2 within 10.0%)" in cell_line(few)
+    text = " ".join(str(MeasureResult(Path("sweep"), [few, ALONE])).split())
+    assert "mirrored 2 10 5 20 ms (10.0%) 2 s" in text
+    assert "in brackets: of all timed steps, fewer than the 6 that an interval needs" in text
+    assert "brackets" not in str(MeasureResult(Path("sweep"), [ALONE]))

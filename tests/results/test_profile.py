@@ -38,10 +38,10 @@ def test_a_published_profile_needs_only_the_contracts_keys(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"samples_per_epoch": 0}, "samples_per_epoch: Input should be greater than 0"),
-        ({"parameter_bytes": -1}, "parameter_bytes: Input should be greater than or equal to 0"),
-        ({"steps": [{"batch": 0}]}, "steps.0.batch: Input should be greater than 0"),
-        ({"layers": 3}, "layers: Input should be a valid"),
+        ({"samples_per_epoch": 0}, "samples_per_epoch: it must be greater than 0"),
+        ({"parameter_bytes": -1}, "parameter_bytes: it must be greater than or equal to 0"),
+        ({"steps": [{"batch": 0}]}, "steps.0.batch: it must be greater than 0"),
+        ({"layers": 3}, "layers: it must be a"),
     ],
 )
 def test_impossible_values_are_told_with_their_place(change: dict[str, object], message: str, tmp_path: Path) -> None:

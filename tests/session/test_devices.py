@@ -21,7 +21,7 @@ def test_auto_takes_gpus_if_there_are_enough() -> None:
 @pytest.mark.parametrize(
     ("placement", "sentence"),
     [
-        (Placement(GPUS + 1, "cuda"), f"{GPUS + 1} CUDA devices were asked for and this machine has {GPUS}"),
+        (Placement(GPUS + 2, "cuda"), f"{GPUS + 2} CUDA devices were asked for and this machine has {GPUS}"),
         (Placement(65, "cpu"), "65 devices are too many for one machine; valid: 1 to 64, or use torchrun"),
         (Placement(2, "cpu", hosts=2), "2 rehearsed hosts need the speed of their links; add for example --link 1gbit"),
     ],

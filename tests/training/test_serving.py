@@ -108,6 +108,7 @@ def test_a_killed_server_is_named_and_the_run_goes_on_from_its_checkpoint(strate
     )
     assert done >= 5
     assert f"resumed at step {done}, now at {done + 10}" in result.notes
+    assert sum(result.phases.values()) == pytest.approx(result.step_seconds.median)
 
 
 def _steps_in(path: Path) -> int:

@@ -29,7 +29,7 @@ def test_steps_are_told_apart_by_phase_and_their_bytes_counted(session_of: Sessi
 def test_a_step_with_accumulated_gradients_is_one_step(session_of: SessionOf) -> None:
     document, _ = session_of(2).run(watched, 10, 3)[0]
     assert document["steps"] == 10
-    assert sum(document["phases"].values()) == pytest.approx(document["step_seconds"]["median"], rel=0.5)
+    assert sum(document["phases"].values()) == pytest.approx(document["step_seconds"]["median"])
 
 
 def test_only_a_ddp_model_can_be_watched() -> None:

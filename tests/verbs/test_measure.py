@@ -194,4 +194,4 @@ def test_ten_kills_at_any_moment_lose_and_repeat_nothing(tmp_path: Path) -> None
     names = ("tests.tiny:float32", "tests.tiny:float64")
     assert cells == Counter((name, batch) for name in names for batch in killed_sweep.BATCHES)
     assert {each.environment for each in Store.read(tmp_path)} <= set(Store.environments(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "environment.json", "measurements.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["environment.json", "measurements.jsonl"]

@@ -33,6 +33,8 @@ def listing(
         about = row["summary"] if row.get("exact", True) else f"{row['summary']} (not exact)"
         options = row.get("options", {})
         shown = [f"{key}={row.get('choices', {}).get(key, value)}" for key, value in options.items()]
+        for preset, values in row.get("presets", {}).items():
+            shown.append(f"{preset} ({', '.join(f'{key}={value}' for key, value in values.items())})")
         table.add_row(row["name"], about, ", ".join(shown) or "-")
     Console(highlight=False).print(table)
 
@@ -61,6 +63,7 @@ def _workloads() -> list[dict[str, Any]]:
             "name": name,
             "summary": entry.summary,
             "options": {key: default for key, (default, _) in entry.options.items()},
+            "presets": {preset: dict(values) for preset, values in entry.presets.items()},
         }
         for name, entry in CATALOGUE.items()
     ]

@@ -55,7 +55,7 @@ def measure(
     batch_per_device: Annotated[str | None, option(LEARNING, help="The same per device.", show_default=False)] = None,
     optimizer: Annotated[
         str | None,
-        option(LEARNING, help="adam, adamw, sgd, momentum or adagrad.", show_default="the workload's"),
+        option(LEARNING, help="adam, adamw, sgd, momentum, adagrad or adafactor.", show_default="the workload's"),
     ] = None,
     protocol: Annotated[
         Literal["quick", "paper"],
@@ -92,9 +92,13 @@ def measure(
         "batch_per_device": whole_numbers("--batch-per-device", batch_per_device) if batch_per_device else None,
     }
     from scalewise.cli.output import show
+    from scalewise.results.store import FILE
     from scalewise.verbs.measure import measure as verb
 
-    with sweep_bar() as (on_progress, on_cell):
+    anew = (
+        f"there is nothing to resume in {out}; this sweep starts anew" if resume and not (out / FILE).exists() else ""
+    )
+    with sweep_bar(anew) as (on_progress, on_cell):
         result = verb(
             workloads,
             out=out,
@@ -123,13 +127,17 @@ def measure(
         )
     show(result, json)
     if result.failed:
-        count = f"{len(result.failed)} of {len(result.measurements)} cells failed"
+        cells = len(result.measurements)
+        count = f"{len(result.failed)} of {cells} cell{'s' if cells > 1 else ''} failed"
         raise RunFailed(f"{count}, the first because {result.failed[0].reason}; --resume tries them again")
 
 
 @contextmanager
-def sweep_bar() -> Iterator[tuple[Any, Any]]:
-    """Callbacks for a sweep: a line per finished cell; for people also a bar, and the current cell's interval."""
+def sweep_bar(first: str = "") -> Iterator[tuple[Any, Any]]:
+    """Callbacks for a sweep: a line per finished cell; for people also a bar, and the current cell's interval.
+
+    `first` is said once a sweep is under way, that is, not refused.
+    """
     from rich import progress
     from rich.console import Console
 
@@ -138,7 +146,14 @@ def sweep_bar() -> Iterator[tuple[Any, Any]]:
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
+    unsaid = [f"scalewise: {first}"] if first else []
+
+    def begin() -> None:
+        while unsaid:
+            console.print(unsaid.pop(), markup=False)
+
     def line(measurement: Measurement) -> None:
+        begin()
         console.print(cell_line(measurement), markup=False)
 
     if not sys.stderr.isatty():
@@ -154,8 +169,9 @@ def sweep_bar() -> Iterator[tuple[Any, Any]]:
         task = bar.add_task("starting", total=1.0, cells="")
 
         def told(now: Progress) -> None:
+            begin()
             step = now.interval
-            seen = f"{seconds_text(step.median)}, {step.width:.1%} wide" if step.n else ""
+            seen = f"{seconds_text(step.median)}, {step.width_text}" if step.n else ""
             bar.update(
                 task,
                 completed=now.fraction,

@@ -70,8 +70,10 @@ def spinning(what: str) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def warn_of_oversubscription(devices: int, device_kind: str, cores_per_device: int) -> None:
-    """Before ranks start, which takes long when there are many."""
+def warn_of_oversubscription(
+    devices: int, device_kind: str, hosts: int, link: str | None, cores_per_device: int, servers: int
+) -> None:
+    """Before ranks start, which takes long when there are many; what cannot be run at all is refused instead."""
     from scalewise.session.cores import allowed_cores
     from scalewise.session.devices import settle
     from scalewise.session.placement import Placement
@@ -79,7 +81,8 @@ def warn_of_oversubscription(devices: int, device_kind: str, cores_per_device: i
 
     if devices == 1 or under_torchrun():
         return
-    if settle(Placement(devices, device_kind, cores_per_device=cores_per_device)).oversubscribed:
+    placement = Placement(devices, device_kind, hosts, link, cores_per_device=cores_per_device, servers=servers)
+    if settle(placement).oversubscribed:
         cores = len(allowed_cores())
         shared = f"{devices} cpu devices share {cores} core{'s' * (cores > 1)}"
         print(f"scalewise: {shared}: expect slow steps", file=sys.stderr)

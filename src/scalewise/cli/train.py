@@ -36,7 +36,7 @@ def train(
     steps: Annotated[int | None, option(LEARNING, help="Updates, instead of epochs.", show_default=False)] = None,
     optimizer: Annotated[
         str | None,
-        option(LEARNING, help="adam, adamw, sgd, momentum or adagrad.", show_default="the workload's"),
+        option(LEARNING, help="adam, adamw, sgd, momentum, adagrad or adafactor.", show_default="the workload's"),
     ] = None,
     learning_rate: Annotated[
         float | None, option(LEARNING, help="Step size of the optimizer.", show_default="the workload's")
@@ -64,16 +64,17 @@ def train(
 ) -> None:
     """Train a workload with a strategy, and say where the time went."""
     from scalewise.strategies.registry import strategy_of
+    from scalewise.strategies.strategy import servers_of
 
-    if strategy != "auto":
-        strategy_of(strategy)  # a misspelt name is answered before torch is loaded
+    # A misspelt name is answered before torch is loaded.
+    servers = 0 if strategy == "auto" else servers_of(strategy_of(strategy))
     from scalewise.cli.output import show
     from scalewise.cli.progress import training_bar, warn_of_oversubscription
     from scalewise.session.placement import parse_slow
     from scalewise.session.torchrun import is_main_process
     from scalewise.verbs import train as verb
 
-    warn_of_oversubscription(devices, device_kind, cores_per_device)
+    warn_of_oversubscription(devices, device_kind, hosts, link, cores_per_device, servers)
     with training_bar(verb.global_batch(batch, batch_per_device, verb.devices_asked(devices))) as told:
         result = verb.train(
             workload,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ matplotlib.use("Agg")
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
+
+from scalewise.atomic import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,12 +93,12 @@ def new_figure(
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """As PNG and SVG."""
+    """As PNG and SVG, each whole or not at all."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     with matplotlib.rc_context(_SETTINGS):
-        figure.savefig(paths[0], dpi=160)
+        write_atomically(paths[0], partial(figure.savefig, format="png", dpi=160))
         figure.set_layout_engine("none")  # found once, the layout is kept: finding it is most of the time
-        figure.savefig(paths[1], metadata={"Date": None})
+        write_atomically(paths[1], partial(figure.savefig, format="svg", metadata={"Date": None}))
     return paths
 
 

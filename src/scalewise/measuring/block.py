@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from scalewise.phases import PHASES
+from scalewise.phases import shared_out
 from scalewise.results.statistics import FEWEST, Interval, interval_of
 
 WARM_UP_STEPS, GRAPH_WARM_UP_STEPS = 2, 6
@@ -87,14 +87,16 @@ def interval_of_blocks(blocks: Sequence[Sequence[float]]) -> Interval:
 
 
 def epoch_of(blocks: Sequence[Block], samples: int, batch: int) -> float:
-    """Steps per epoch x step time + what was seen of an epoch's own cost: its start, its short last step, its rest."""
+    """Steps per epoch x step time, the last as short as it is, + what an epoch was seen to cost beside: never less."""
     if epochs := [seconds for block in blocks for seconds in block.epochs]:
         return median(epochs)
     step = median(seconds for block in blocks for seconds in block.seconds)
-    steps = -(-samples // batch)
-    extra = sum(median(seen) - step for seen in (_all(blocks, "short"), _all(blocks, "first")) if seen and steps > 1)
-    between = _all(blocks, "between")
-    return max(0.0, steps * step + extra + (median(between) if between else 0.0))
+    whole, left = divmod(samples, batch)
+    short, first, between = (_all(blocks, name) for name in ("short", "first", "between"))
+    seconds = whole * step + (median(short) if short else step if left else 0.0)
+    if first and whole > 2:  # of two steps the median lies between the first and the other: it knows of both
+        seconds += max(0.0, median(first) - step)
+    return seconds + (median(between) if between else 0.0)
 
 
 def phases_of(blocks: Sequence[Block], step_seconds: float) -> dict[str, float]:
@@ -103,8 +105,7 @@ def phases_of(blocks: Sequence[Block], step_seconds: float) -> dict[str, float]:
     for block in blocks:
         for phase, seconds in block.phases.items():
             totals[phase] = totals.get(phase, 0.0) + seconds * len(block.seconds)
-    whole = sum(totals.values())
-    return {phase: totals[phase] / whole * step_seconds for phase in PHASES if phase in totals} if whole else {}
+    return shared_out(totals, step_seconds)
 
 
 def _all(blocks: Sequence[Block], name: str) -> list[float]:

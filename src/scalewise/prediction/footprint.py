@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from scalewise.errors import UserError
+from scalewise.errors import UserError, in_our_words
 from scalewise.plan import Footprint, Section
 from scalewise.results.profile import ProfileDocument
 
@@ -67,7 +67,7 @@ def _parsed(profile: ProfileDocument) -> Footprint:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise UserError(
-            f"the profile of {profile.workload} has a footprint that is none: {where}: {first['msg']}"
+            f"the profile of {profile.workload} has a footprint that is none: {where}: {in_our_words(first['msg'])}"
         ) from None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from scalewise.atomic import write_atomically
-from scalewise.errors import UserError
+from scalewise.errors import UserError, in_our_words
 
 FILE = "environment.json"
 
@@ -47,7 +47,7 @@ def read_environments(folder: Path) -> dict[str, Environment]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise UserError(f"{path} does not hold environments: {where}: {first['msg']}") from None
+        raise UserError(f"{path} does not hold environments: {where}: {in_our_words(first['msg'])}") from None
 
 
 def write_environments(folder: Path, environments: dict[str, Environment]) -> None:

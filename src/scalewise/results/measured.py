@@ -13,6 +13,7 @@ from rich.text import Text
 
 from scalewise.results.measurement import DRIFT, INTERVAL_NOT_REACHED, NO_GRAPH, OVERSUBSCRIBED, Measurement
 from scalewise.results.printable import Printable
+from scalewise.results.statistics import FEWEST
 from scalewise.results.units import seconds_text
 
 COLUMNS = ("strategy", "devices", "batch", "per device", "step", "width", "epoch", "speed-up", "flags")
@@ -56,12 +57,16 @@ class MeasureResult(Printable):
         for workload in dict.fromkeys(each.workload for each in self.measurements):
             parts += [Text(workload, style="bold"), self._table(workload), Text()]
         kinds = ", ".join(sorted({each.device_kind for each in self.measurements}))
-        sentence = f"{len(self.measurements)} cells on {kinds} devices, in {self.folder}"
+        count = len(self.measurements)
+        sentence = f"{count} cell{'' if count == 1 else 's'} on {kinds} devices, in {self.folder}"
         if self.resumed:
             sentence += f", {self.resumed} of them from before"
         if self.not_begun:
             sentence += f"; {self.not_begun} were not begun: the total budget was spent; go on with --resume"
-        note = "width: of the 95 % interval of a step; speed-up: of an epoch, over one device"
+        width = "width: of the 95 % interval of a step"
+        if any(each.step_seconds and each.step_seconds.n < FEWEST for each in self.measurements):
+            width += f" (in brackets: of all timed steps, fewer than the {FEWEST} that an interval needs)"
+        note = f"{width}; speed-up: of an epoch, over one device"
         parts += [Text(note, style="dim"), Text(sentence)]
         raised = {flag for each in self.measurements for flag in each.flags}
         parts += [Text(f"{word}: {meaning}", style="dim") for flag, (word, meaning) in SHORT.items() if flag in raised]
@@ -88,7 +93,7 @@ def cell_line(each: Measurement) -> str:
     cell = f"{each.workload}, {each.strategy} on {where}, batch {each.batch}"
     if each.status != "ok" or each.step_seconds is None or each.epoch_seconds is None:
         return f"{cell}: {each.status}: {each.reason}"
-    step = f"{seconds_text(each.step_seconds.median)} per step (95 % interval {each.step_seconds.width:.1%} wide)"
+    step = f"{seconds_text(each.step_seconds.median)} per step ({each.step_seconds.width_text})"
     flags = f"  [{', '.join(each.flags)}]" if each.flags else ""
     return f"{cell}: {step}, {seconds_text(each.epoch_seconds)} per epoch{flags}"
 
@@ -138,7 +143,7 @@ def _row(each: Measurement, speedup: float | None) -> list[str]:
         str(each.batch),
         str(each.batch_per_device),
         seconds_text(step.median) if step else each.status,
-        f"{step.width:.1%}" if step else "",
+        (f"{step.width:.1%}" if step.n >= FEWEST else f"({step.width:.1%})") if step else "",
         seconds_text(each.epoch_seconds) if each.epoch_seconds is not None else "",
         f"{speedup:.2f}x" if speedup else "",
         ", ".join(SHORT[flag][0] if flag in SHORT else flag for flag in each.flags),

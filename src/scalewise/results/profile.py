@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalewise.atomic import write_atomically
-from scalewise.errors import UserError
+from scalewise.errors import UserError, in_our_words
 from scalewise.results.printable import Printable
 from scalewise.results.units import bytes_text, seconds_text
 
@@ -88,7 +88,7 @@ class Profile(Printable):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the file"
-            raise UserError(f"{path} is not a profile: {where}: {first['msg']}") from None
+            raise UserError(f"{path} is not a profile: {where}: {in_our_words(first['msg'])}") from None
 
     def write(self, path: Path) -> None:
         write_atomically(path, self.document.model_dump_json(indent=2).encode() + b"\n")

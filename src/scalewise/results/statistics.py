@@ -33,6 +33,13 @@ class Interval:
         return (self.high - self.low) / self.median if self.median > 0 else math.inf
 
     @property
+    def width_text(self) -> str:
+        """'95 % interval 1.8% wide'; of too few for one: 'all 2 within 18.0%'."""
+        if self.n >= FEWEST:
+            return f"95 % interval {self.width:.1%} wide"
+        return f"all {self.n} within {self.width:.1%}" if self.n > 1 else "timed once"
+
+    @property
     def text(self) -> str:
         """'4.2 ms [95 %: 4.1 ms to 4.4 ms, n = 30]'."""
         reach = f"{seconds_text(self.low)} to {seconds_text(self.high)}"

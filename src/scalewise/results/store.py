@@ -10,10 +10,9 @@ from typing import BinaryIO
 
 from pydantic import ValidationError
 
-from scalewise.errors import RunFailed, UserError
+from scalewise.errors import RunFailed, UserError, in_our_words
 from scalewise.results.environment import FILE as ENVIRONMENTS
 from scalewise.results.environment import Environment, read_environments, write_environments
-from scalewise.results.lock import FILE as LOCK
 from scalewise.results.lock import sole_writer
 from scalewise.results.measurement import SCHEMA, Measurement
 
@@ -63,23 +62,27 @@ class Store:
 
     def __enter__(self) -> Store:
         path = self.folder / FILE
-        mine = [*reversed(self.folder.parents), self.folder, path, self.folder / ENVIRONMENTS, self.folder / LOCK]
+        mine = [*reversed(self.folder.parents), self.folder, path, self.folder / ENVIRONMENTS]
         self._made = [each for each in mine if not each.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.folder}: {error.strerror}") from None
         with ExitStack() as held:
-            held.callback(self._leave_nothing_empty)
+            held.callback(self._leave_nothing_empty, folders=True)
             held.enter_context(sole_writer(self.folder))
+            held.callback(self._leave_nothing_empty, folders=False)  # while nobody else writes there
             self._environments = read_environments(self.folder)
             self._latest = {}
             if path.exists():
                 lines, whole_bytes, complete = _read(path)
                 self._latest = _latest(lines)
                 _repair(path, whole_bytes, complete)
-            self._file = held.enter_context(path.open("ab", buffering=0))
-            _flush_folder(self.folder)
+            try:
+                self._file = held.enter_context(path.open("ab", buffering=0))
+                _flush_folder(self.folder)
+            except OSError as error:
+                raise RunFailed(f"cannot write {path}: {error.strerror}") from error
             self._held = held.pop_all()
         return self
 
@@ -87,12 +90,13 @@ class Store:
         self._file = None
         self._held.close()
 
-    def _leave_nothing_empty(self) -> None:
+    def _leave_nothing_empty(self, folders: bool) -> None:
         """What was made for a sweep that came to nothing goes again."""
         if not self._latest:
             for each in reversed(self._made):
-                with suppress(OSError):  # a folder that others use by now
-                    each.rmdir() if each.is_dir() else each.unlink()
+                with suppress(OSError):  # not there, or a folder that others use by now
+                    if each.is_dir() == folders:
+                        each.rmdir() if folders else each.unlink()
 
     def append(self, measurement: Measurement) -> None:
         """Whole or not at all, and on the disk."""
@@ -158,7 +162,7 @@ def _parse(path: Path, number: int, line: bytes) -> Measurement:
                 "update it to read the file"
             ) from None
         raise UserError(
-            f"{path}, line {number} is not a measurement: {f'{where}: ' if where else ''}{first['msg']}; "
+            f"{path}, line {number} is not a measurement: {f'{where}: ' if where else ''}{in_our_words(first['msg'])}; "
             "mend the line or remove it"
         ) from None
 

@@ -99,8 +99,9 @@ class TrainResult(Printable):
     loss: float
     accuracy: float | None
     phases: dict[str, float]
+    """Of the median step: they sum to it."""
     phases_rank: int
-    """Whose phases: the rank that sets the pace."""
+    """By whose shares: the rank that sets the pace."""
     bytes_per_step: BytesPerStep
     parameters: int
     execution: str

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from multiprocessing import forkserver
@@ -23,6 +24,7 @@ from scalewise.session.rendezvous import StoreRendezvous
 # torch itself takes seconds to load, and an optimizer's first step loads torch._dynamo: once, not in every rank.
 _PRELOAD = ["torch", "torch._dynamo", "scalewise.session.rank"]
 _MONITOR_SECONDS = 0.05
+_NO_LEAKS = "ignore:resource_tracker:UserWarning"
 _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
@@ -112,8 +114,11 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def _start_forkserver() -> None:
     """Once per launcher; it reads its environment as it starts.
 
-    Below errors, torch's sockets complain that rehearsed hosts have no name in the DNS.
+    Below errors, torch's sockets complain that rehearsed hosts have no name in the DNS. The tracker that it starts
+    clears away the semaphores of a launcher that was killed; it need not say so in a terminal that is somebody else's.
     """
+    if _NO_LEAKS not in sys.warnoptions:
+        sys.warnoptions.append(_NO_LEAKS)  # handed to processes that Python starts for itself
     multiprocessing.set_forkserver_preload(_PRELOAD)
     asked_for = os.environ.get(_LOG_LEVEL)
     os.environ[_LOG_LEVEL] = asked_for or "ERROR"

@@ -29,7 +29,8 @@ def settle(placement: Placement) -> Placement:
         return replace(placement, device_kind="cuda" if gpus >= devices and not only_cpu else "cpu")
     if kind == "cuda" and gpus < devices:
         raise UserError(
-            f"{devices} CUDA devices were asked for and this machine has {gpus}; use --device-kind cpu or slice"
+            f"{devices} CUDA device{'s were' if devices > 1 else ' was'} asked for and this machine has {gpus}; use "
+            "--device-kind cpu or slice"
         )
     if kind == "slice" and gpus == 0:
         raise UserError("slices need a CUDA device and this machine has none; use --device-kind cpu")

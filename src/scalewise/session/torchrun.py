@@ -81,7 +81,8 @@ def _settle(placement: Placement) -> Placement:
         kind = "cuda" if gpus >= local_world else "cpu"
     if kind == "cuda" and gpus < local_world:
         raise UserError(
-            f"torchrun started {local_world} ranks here and this machine has {gpus} CUDA devices; use --device-kind cpu"
+            f"torchrun started {local_world} rank{'s' if local_world > 1 else ''} here and this machine has {gpus} "
+            f"CUDA device{'' if gpus == 1 else 's'}; use --device-kind cpu"
         )
     hosts = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
     return replace(placement, devices=world, device_kind=kind, hosts=hosts)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from scalewise.plan import Footprint, Plan
 from scalewise.strategies.parameter_server import PIECE_MB
 from scalewise.strategies.served import served_plan
-from scalewise.strategies.strategy import AT_LEAST, Backend
+from scalewise.strategies.strategy import AT_LEAST, IF_NONE, Backend
 from scalewise.strategies.unsynchronised import rounds_plan
 
 
@@ -22,7 +22,7 @@ class ParameterServerAsync:
     servers: int = 1
     """As for parameter-server, and so is the next."""
     piece_MB: float = PIECE_MB
-    max_staleness: int | None = field(default=None, metadata={AT_LEAST: 0})
+    max_staleness: int | None = field(default=None, metadata={AT_LEAST: 0, IF_NONE: "unbounded if not given"})
     """Versions there may be between a worker's pull and its update; 0 is synchronous."""
     replacements: int = field(default=0, metadata={AT_LEAST: 0})
     """Workers started in place of ones that died, at most."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from scalewise.errors import UserError
+from scalewise.phases import shared_out
 from scalewise.results.attached import StepReport
 from scalewise.results.printable import Printable
 from scalewise.results.statistics import interval_of
@@ -78,12 +79,13 @@ class Attachment(Printable):
         if self.counters is not None and self.steps > self.counted_from:
             traffic = sockets.snapshot() - self.counters
             sent = round(traffic.sent_bytes / (self.steps - self.counted_from))
+        step = interval_of(self.times.step_seconds)
         return StepReport(
             rank=self.rank,
             devices=self.devices,
             steps=self.steps,
-            step_seconds=interval_of(self.times.step_seconds),
-            phases=self.times.phases,
+            step_seconds=step,
+            phases=shared_out(self.times.phases, step.median),
             gradient_bytes=self.gradient_bytes,
             sent_bytes_per_step=sent,
         )

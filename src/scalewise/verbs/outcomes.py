@@ -33,9 +33,14 @@ def slowest(ranks: list[list[float]]) -> list[float]:
     return [max(seconds) for seconds in zip(*ranks, strict=False)]
 
 
-def pace_of(ranks: list[dict[str, float]]) -> int:
-    """The rank that sets the pace: the first, which leads where one leads, unless another takes longer."""
+def pace_of(ranks: list[dict[str, float]], alone: float | None = None) -> int:
+    """The rank that sets the pace: the first, which leads where one leads, unless another takes longer.
+
+    Where each works alone none does: the one whose steps come closest to the median of all, `alone`.
+    """
     totals = [sum(phases.values()) for phases in ranks]
+    if alone is not None:
+        return totals.index(min(filter(None, totals), key=lambda seconds: abs(seconds - alone), default=0.0))
     return 0 if totals[0] >= 0.95 * max(totals) else totals.index(max(totals))
 
 
@@ -146,7 +151,7 @@ def _straggler(outcomes: list[Outcome]) -> list[str]:
         sum(outcome.phases.get(phase, 0.0) for phase in ("forward", "backward", "update")) for outcome in outcomes
     ]
     slow, fast = max(working), min(working)
-    if len(outcomes) == 1 or fast == 0 or slow < 1.3 * fast or outcomes[0].updates:
+    if len(outcomes) == 1 or fast == 0 or slow < 1.3 * fast or any(outcome.updates for outcome in outcomes):
         return []
     return [
         f"rank {working.index(slow)} computes {slow / fast:.1f} times as long as rank {working.index(fast)} "

@@ -56,7 +56,7 @@ class Timed:
 def timed(request: Request, placement: Placement, outcomes: list[Outcome], wall_seconds: float) -> Timed:
     first, batch = outcomes[0], request.settings.batch
     phases = outcomes[pace_of([outcome.phases for outcome in outcomes])].phases
-    if first.updates:
+    if any(outcome.updates for outcome in outcomes):
         rate = asynchronous.samples_per_second(outcomes)
         block = Block(asynchronous.step_seconds(outcomes), epochs=[first.samples / rate] if rate else [])
     else:
@@ -74,7 +74,7 @@ def timed_epochs(request: Request, placement: Placement, outcomes: list[Outcome]
     """Whole epochs as the study timed them: the first is dropped, each other one is a block of its own."""
     whole = timed(request, placement, outcomes, wall_seconds)
     first, batch = outcomes[0], request.settings.batch
-    if first.updates:
+    if any(outcome.updates for outcome in outcomes):
         epochs = asynchronous.epoch_seconds(outcomes)[1:]
         seconds = asynchronous.step_seconds(outcomes)
         share = -(-len(seconds) // max(1, len(epochs)))

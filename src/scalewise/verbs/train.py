@@ -10,6 +10,7 @@ from pathlib import Path
 from scalewise.atomic import check_writable
 from scalewise.data.data import DataRequest
 from scalewise.errors import RunFailed, UserError
+from scalewise.phases import shared_out
 from scalewise.results.statistics import interval_of
 from scalewise.results.train import TrainResult
 from scalewise.servers.server import Served
@@ -191,10 +192,11 @@ def _furthest(on_report: Callable[[Report], None]) -> Callable[[int, Report], No
 def _result(request: Request, run: _Finished) -> TrainResult:
     outcomes, placement, settings = run.outcomes, run.placement, request.settings
     first = outcomes[0]
-    pace = pace_of([outcome.phases for outcome in outcomes])
-    alone = bool(first.updates)
+    alone = any(outcome.updates for outcome in outcomes)  # one that came late may have found nothing left to do
     epochs = asynchronous.epoch_seconds(outcomes) if alone else slowest([each.epoch_seconds for each in outcomes])
     seconds = asynchronous.step_seconds(outcomes) if alone else slowest([each.step_seconds for each in outcomes])
+    step = interval_of(seconds)
+    pace = pace_of([outcome.phases for outcome in outcomes], step.median if alone else None)
     return TrainResult(
         workload=request.workload if isinstance(request.workload, str) else request.workload.name,
         data=first.source,
@@ -210,11 +212,11 @@ def _result(request: Request, run: _Finished) -> TrainResult:
         steps=sum(outcome.steps for outcome in outcomes) if alone else first.steps,
         epochs=len(epochs),
         epoch_seconds=epochs,
-        step_seconds=interval_of(seconds),
+        step_seconds=step,
         samples_per_second=asynchronous.samples_per_second(outcomes) if alone else None,
         loss=asynchronous.last_loss(outcomes, placement.devices) if alone else first.loss,
         accuracy=next((outcome.accuracy for outcome in outcomes if outcome.accuracy is not None), None),
-        phases=outcomes[pace].phases,
+        phases=shared_out(outcomes[pace].phases, step.median),
         phases_rank=pace,
         bytes_per_step=bytes_per_step(request, placement, outcomes),
         parameters=first.parameters,
