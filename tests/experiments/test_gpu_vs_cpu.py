@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from scalewise.experiments import gpu_vs_cpu
 from scalewise.experiments.gpu_vs_cpu_probes import CPU, Task, memory_GBps, seconds_of
 from scalewise.experiments.gpu_vs_cpu_words import (
     bandwidth_words,
+    busy_words,
     convolution_words,
     free_words,
     moving_words,
@@ -43,6 +45,31 @@ def test_ratios_of_gpu_and_cpu_are_told() -> None:
         {1: 0.2, 20: 1.0}, {1: 0.1, 20: 0.1}
     )
     assert free_words({"cpu": 15.5, "gpu": 1.0}, 16).endswith("on the GPU 1.0: 15.0 are left free")
+
+
+def test_times_that_do_not_grow_with_the_work_are_told() -> None:
+    busy = [task(size, seconds, None, None) for size, seconds in ((16, 2e-6), (64, 24e-3), (256, 23e-3), (512, 26e-3))]
+    [sentence] = busy_words(busy)
+    assert sentence.startswith(
+        "the machine was busy: a product of two 64 x 64 matrices took the CPU 24 ms, one of 512 x 512 26 ms;"
+    )
+    idle = [task(size, size**3 / 2e10, None, None) for size in (16, 64, 256, 512, 1024)]
+    assert busy_words(idle) == []
+    assert busy_words([replace(each, kind="sum") for each in busy]) == []
+
+
+def test_the_quickest_of_enough_calls_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most calls wait 24 ms for busy cores; every twelfth does not, and the budget alone would not get that far."""
+    calls, now = 0, 0.0
+
+    def work() -> None:
+        nonlocal calls, now
+        calls += 1
+        now += 0.024 if calls % 12 else 0.001
+
+    monkeypatch.setattr("scalewise.experiments.gpu_vs_cpu_probes.perf_counter", lambda: now)
+    assert seconds_of(work, CPU, 0.1) == pytest.approx(0.001)
+    assert now < 0.6
 
 
 def test_calls_are_timed_after_warming_up() -> None:

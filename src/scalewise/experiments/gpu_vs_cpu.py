@@ -15,6 +15,7 @@ from scalewise.experiments.gpu_vs_cpu_figure import draw
 from scalewise.experiments.gpu_vs_cpu_probes import CPU, Task, convolution_seconds, cores_busy, memory_GBps, tasks
 from scalewise.experiments.gpu_vs_cpu_words import (
     bandwidth_words,
+    busy_words,
     convolution_words,
     free_words,
     moving_words,
@@ -65,6 +66,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
             moving_words(moved, "product"),
             moving_words(moved, "sum"),
             free_words(busy, cores),
+            *busy_words(moved),
             *loaded,
         ],
         ["task", "on the CPU", "copies", "on the GPU", "worth moving"],

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from scalewise.experiments.gpu_vs_cpu_probes import Task
 from scalewise.results.units import seconds_text
 
+MUCH_LARGER, NOTICEABLE_SECONDS = 4, 0.001
+"""Times the rows, so 64 times the work; less than a millisecond may be the call itself."""
+
 
 def bandwidth_words(GBps: Mapping[str, float]) -> str:
     """The survey: GPUs are faster also because of bandwidth."""
@@ -46,6 +49,27 @@ def moving_words(tasks: Sequence[Task], kind: str) -> str:
             f"{seconds_text(slow.copy_seconds or 0)}, the CPU does it in {seconds_text(slow.cpu_seconds)}"
         )
     return f"{kind} of two matrices: too small to move up to {max(small)} x {max(small)}, worth it above"
+
+
+def busy_words(tasks: Sequence[Task]) -> list[str]:
+    """Products that take as long as much larger ones were not timed: the wait for busy cores was."""
+    products = sorted((task for task in tasks if task.kind == "product"), key=lambda task: task.size)
+    stuck = [
+        (small, large)
+        for small in products
+        for large in products
+        if large.size >= MUCH_LARGER * small.size
+        and small.cpu_seconds > NOTICEABLE_SECONDS
+        and large.cpu_seconds < 2 * small.cpu_seconds
+    ]
+    if not stuck:
+        return []
+    small, large = stuck[0][0], stuck[-1][1]
+    return [
+        f"the machine was busy: a product of two {small.size} x {small.size} matrices took the CPU "
+        f"{seconds_text(small.cpu_seconds)}, one of {large.size} x {large.size} {seconds_text(large.cpu_seconds)}; "
+        "such times do not grow with the work, and say nothing about the CPU: run it again on idle cores"
+    ]
 
 
 def free_words(busy: Mapping[str, float], cores: int) -> str:
