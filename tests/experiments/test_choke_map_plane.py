@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from matplotlib.figure import Figure
 
-from scalewise.experiments.choke_map_figure import edges, shade
+from scalewise.experiments.choke_map_figure import beyond, clipped, edges, limits, mark, shade
 from scalewise.experiments.choke_map_plane import Spot, border, explained_by_ratio, words
 
 
@@ -39,6 +40,31 @@ def test_the_map_is_told_in_words() -> None:
 
 def test_even_is_the_middle_of_the_colours() -> None:
     assert [shade(speedup) for speedup in (0.1, 0.25, 1.0, 1.5, 2.0, 3.0)] == [0.0, 0.0, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_colours_that_stand_for_more_than_their_label_are_marked() -> None:
+    assert clipped([0.25, 1.0, 2.0]) == "neither"
+    assert [clipped(each) for each in ([0.2, 1.0], [1.0, 2.1], [0.1, 3.0])] == ["min", "max", "both"]
+
+
+def test_a_model_may_lie_beyond_the_tiles() -> None:
+    assert [beyond(value, [10.0, 100.0, 1000.0]) for value in (9, 10, 500, 1000, 1001)] == [-1, 0, 0, 0, 1]
+    assert limits([500], [10.0, 1000.0]) == (10.0, 1000.0)
+    assert limits([5, 5000], [10.0, 1000.0]) == pytest.approx((10 / 100**0.08, 1000 * 100**0.08))
+
+
+def test_a_model_beyond_the_tiles_is_pointed_at() -> None:
+    axes = Figure().subplots()
+    ends = ([1e5, 1e7], [1e6, 3e8])
+    mark(axes, "linear", (1_000_000, 24_000_000), ends)
+    mark(axes, "conv", (376_200, 1_170_000_000), ends)
+    mark(axes, "huge", (100_000_000, 10_000_000), ends)
+    assert [text.get_text() for text in axes.texts if text.get_text()] == [
+        "linear",
+        "conv: beyond the map, 1.17 G flops",
+        "huge: beyond the map, 100 M parameters",
+    ]
+    assert len(axes.lines) == 1
 
 
 def test_tiles_meet_half_way_on_a_logarithmic_axis() -> None:

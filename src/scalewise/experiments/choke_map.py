@@ -87,7 +87,7 @@ def conclude(
     title = f"Who gains from a second device ({STRATEGY}, global batch {BATCH})"
     subtitle = (
         "Tiles: synthetic models (?: too noisy to tell). Stars: the study's and the built-in ones. "
-        "Dashed: two devices take as long as one."
+        "Dashed: neither gain nor loss."
     )
     figures = draw_map(spots, marked, title, machine, subtitle, out)
     page, numbers = out / "findings.md", out / "choke-map.json"

@@ -6,20 +6,28 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.patheffects import withStroke
 
-from scalewise.experiments.choke_map_plane import Spot, border
+from scalewise.experiments.choke_map_plane import Spot, border, short
 from scalewise.figures.style import COLOURS, INK, PAPER, new_figure, save, styled
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+UNITS = ("parameters", "flops")
 CHOKE_TO_GAIN = LinearSegmentedColormap.from_list("choke to gain", [COLOURS[1], "#F4F4F2", COLOURS[0]])
+
+WORST, BEST = 0.25, 2.0
+"""Speed-ups at the ends of the colours."""
 
 
 def shade(speedup: float) -> float:
     """0 for a choke by four or worse, 1/2 for even, 1 for twice as fast or better."""
-    return min(1.0, max(0.0, speedup / 2)) if speedup >= 1 else max(0.0, 0.5 * (speedup - 0.25) / 0.75)
+    return min(1.0, speedup / BEST) if speedup >= 1 else max(0.0, 0.5 * (speedup - WORST) / (1 - WORST))
 
 
 def edges(centres: Sequence[int]) -> list[float]:
@@ -28,6 +36,24 @@ def edges(centres: Sequence[int]) -> list[float]:
     if not inner:
         return [centres[0] / 2, centres[0] * 2]
     return [centres[0] ** 2 / inner[0], *inner, centres[-1] ** 2 / inner[-1]]
+
+
+def beyond(value: float, ends: Sequence[float]) -> int:
+    """-1 below the tiles, 1 above them, 0 among them."""
+    return (value > ends[-1]) - (value < ends[0])
+
+
+def limits(marked: Sequence[int], ends: Sequence[float]) -> tuple[float, float]:
+    """Of an axis: all tiles, with room for an arrow where models lie beyond them."""
+    ways = {beyond(value, ends) for value in marked}
+    room = (ends[-1] / ends[0]) ** 0.08
+    return ends[0] / (room if -1 in ways else 1), ends[-1] * (room if 1 in ways else 1)
+
+
+def clipped(speedups: Sequence[float]) -> Literal["neither", "min", "max", "both"]:
+    """The ends of the colours that stand for more than their label says."""
+    below, above = min(speedups) < WORST, max(speedups) > BEST
+    return "both" if below and above else "min" if below else "max" if above else "neither"
 
 
 @styled
@@ -57,19 +83,44 @@ def draw_map(
     crossings = border(spots)
     if len(crossings) > 1:
         axes.plot(list(crossings), list(crossings.values()), color=INK, linewidth=1.4, linestyle=(0, (4, 3)))
-    for name, (parameters, flops) in marked.items():
-        axes.plot(parameters, flops, marker="*", markersize=15, color=INK, linestyle="none", zorder=4)
-        label = axes.annotate(
-            name, (parameters, flops), (8, 6), textcoords="offset points", fontsize=9.5, fontweight="bold", color=INK
-        )
-        label.set_path_effects([withStroke(linewidth=3, foreground=PAPER)])
+    for name, place in marked.items():
+        mark(axes, name, place, (edges(sizes), edges(computes)))
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.margins(0.06)
+    axes.set_xlim(*limits([parameters for parameters, _ in marked.values()], edges(sizes)))
+    axes.set_ylim(*limits([flops for _, flops in marked.values()], edges(computes)))
     axes.spines[:].set_visible(False)
     axes.set_xlabel("parameters")
     axes.set_ylabel("flops per sample, forward")
-    bar = figure.colorbar(tiles, ax=axes, ticks=[0, shade(0.5), 0.5, 0.75, 1], shrink=0.8)
+    extend = clipped([spot.speedup for spot in spots])
+    bar = figure.colorbar(tiles, ax=axes, ticks=[0, shade(0.5), 0.5, 0.75, 1], shrink=0.8, extend=extend)
     bar.ax.set_yticklabels(["0.25x", "0.5x", "even", "1.5x", "2x"])
     bar.set_label("speed-up on two devices")
     return save(figure, out, "choke-map")
+
+
+def mark(axes: Axes, name: str, place: tuple[int, int], ends: tuple[Sequence[float], Sequence[float]]) -> None:
+    """A star where the model lies; beyond the tiles, an arrow at their edge and what it points to."""
+    ways = [beyond(value, each) for value, each in zip(place, ends, strict=True)]
+    x, y = (min(max(value, each[0]), each[-1]) for value, each in zip(place, ends, strict=True))
+    text, offset, side = name, (8, 6), 1
+    if any(ways):
+        tip = (24 * ways[0], 24 * ways[1])
+        arrow = {"arrowstyle": "<|-", "lw": 2, "color": INK}
+        axes.annotate("", (x, y), tip, textcoords="offset points", arrowprops=arrow)
+        far = [f"{short(value)} {unit}" for value, unit, way in zip(place, UNITS, ways, strict=True) if way]
+        side = 1 if x < math.sqrt(ends[0][0] * ends[0][-1]) else -1  # towards the middle
+        text, offset = f"{name}: beyond the map, {', '.join(far)}", (tip[0] + 8 * side, tip[1] // 2 - 3)
+    else:
+        axes.plot(x, y, marker="*", markersize=15, color=INK, linestyle="none", zorder=4)
+    label = axes.annotate(
+        text,
+        (x, y),
+        offset,
+        textcoords="offset points",
+        ha="left" if side > 0 else "right",
+        fontsize=9.5,
+        fontweight="bold",
+        color=INK,
+    )
+    label.set_path_effects([withStroke(linewidth=3, foreground=PAPER)])

@@ -72,7 +72,7 @@ def words(spots: Sequence[Spot], batch: int) -> list[str]:
     spots = told
     crossings = {parameters: flops / parameters for parameters, flops in border(spots).items()}
     if crossings:
-        each = ", ".join(f"{ratio:.3g} at {_short(parameters)} parameters" for parameters, ratio in crossings.items())
+        each = ", ".join(f"{ratio:.3g} at {short(parameters)} parameters" for parameters, ratio in crossings.items())
         found.append(f"a second device pays above so many flops per sample and parameter: {each}")
     share = explained_by_ratio(spots)
     if not math.isnan(share):
@@ -84,10 +84,10 @@ def words(spots: Sequence[Spot], batch: int) -> list[str]:
 
 
 def _model(spot: Spot) -> str:
-    return f"{_short(spot.parameters)} parameters, {_short(spot.flops)} flops"
+    return f"{short(spot.parameters)} parameters, {short(spot.flops)} flops"
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """'12 M', '1.2 G'."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
