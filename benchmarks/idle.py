@@ -36,7 +36,8 @@ class Block(nn.Module):
         self.layers = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        return vectors + self.layers(vectors)
+        moved: torch.Tensor = self.layers(vectors)
+        return vectors + moved
 
 
 class Scale(nn.Module):

@@ -379,7 +379,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure nothing: score the model on what OUT has")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    workloads = {name: WORKLOADS.get(name, (8, 64)) for name in asked.workload or WORKLOADS}
+    workloads: dict[str, Sequence[int]] = {name: WORKLOADS.get(name, (8, 64)) for name in asked.workload or WORKLOADS}
     if asked.batch:
         workloads = dict.fromkeys(workloads, tuple(int(size) for size in asked.batch.split(",")))
     links = asked.link or list(LINKS)

@@ -101,7 +101,7 @@ def tied64() -> Workload:
 
     def model() -> nn.Module:
         made = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
-        made[2].weight = made[0].weight  # type: ignore[assignment]
+        made[2].weight = made[0].weight
         return made.to(torch.float64)
 
     return replace(float64(), name="tied64", model=model)

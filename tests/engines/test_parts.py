@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,10 +30,10 @@ Alone = Callable[..., tuple[Outcome, Path]]
 pytestmark = pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs several devices")
 
 
-def _train(workload: str, strategy: str, path: Path, sessions: SessionOf, ranks: int, **more: object) -> Outcome:
+def _train(workload: str, strategy: str, path: Path, sessions: SessionOf, ranks: int, **more: Any) -> Outcome:
     """Batches of 5, then one of 3, unless told."""
-    samples, batch = more.pop("shape", (13, 5))  # type: ignore[misc]
-    settings = Settings(batch, None, more.pop("steps", 4), checkpoint=path, **more)  # type: ignore[arg-type]
+    samples, batch = more.pop("shape", (13, 5))
+    settings = Settings(batch, None, more.pop("steps", 4), checkpoint=path, **more)
     chosen = strategy_of(strategy)
     request = Request(f"tests.tiny_models:{workload}", chosen, settings, DataRequest(samples=samples))
     if ranks == 0:

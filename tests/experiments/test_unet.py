@@ -11,6 +11,7 @@ from scalewise.experiments import unet
 from scalewise.experiments.unet import CPU_QUICK, conclude
 from scalewise.experiments.unet_words import Ran, Spot, comparison, phases_by_rank, sweep_words, typical_step
 from scalewise.results.experiment import ExperimentResult
+from scalewise.step.room import MEMORY_LIMIT, memory_limit_bytes
 from scalewise.timeline import Span, Timeline
 from scalewise.workloads.resolve import resolve
 
@@ -134,7 +135,7 @@ def test_every_model_of_the_sweep_can_be_built(setup: unet.Setup) -> None:
 
 
 def test_the_limit_of_the_sweep_is_gone_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(unet.MEMORY_LIMIT, raising=False)
+    monkeypatch.delenv(MEMORY_LIMIT, raising=False)
     with unet._limited(0.5):
-        assert unet.memory_limit_bytes() == 500_000_000
-    assert unet.memory_limit_bytes() is None
+        assert memory_limit_bytes() == 500_000_000
+    assert memory_limit_bytes() is None

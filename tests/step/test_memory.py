@@ -37,7 +37,7 @@ def test_what_is_held_can_be_looked_at_on_the_way() -> None:
 def test_a_run_whose_first_steps_are_timed_is_not_watched() -> None:
     with PeakMemory(torch.device("cpu")) as peak:
         peak.watch(steps=7)
-        assert not torch.autograd._profiler_enabled()
+        assert not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         peak.after_step(2)
     assert peak.read() is None
 
@@ -51,4 +51,4 @@ def test_whoever_profiles_already_is_left_alone() -> None:
 def test_a_run_that_fails_leaves_no_profiler_behind() -> None:
     with PeakMemory(torch.device("cpu")) as peak:
         peak.watch(steps=8)
-    assert not torch.autograd._profiler_enabled()
+    assert not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]

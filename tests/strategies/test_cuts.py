@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,19 @@ from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.units import units_of
 
 
-def _matrix(name: str, role: str, columns: int, rows: int, source: int, **more: object) -> Matrix:
+def _matrix(name: str, role: Any, columns: int, rows: int, source: int, **more: Any) -> Matrix:
     """Of a model that takes 100 bytes per column or row, of one sample."""
-    given = {"group": name.partition(".")[0], "unit": 1, "input_learns": True, "flops": columns * rows, **more}
+    given: dict[str, Any] = {
+        "group": name.partition(".")[0],
+        "unit": 1,
+        "input_learns": True,
+        "flops": columns * rows,
+        **more,
+    }
     return Matrix(
         name=name, role=role, columns=columns, rows=rows, source=source, input_bytes=100 * rows,
         output_bytes=100 * columns, **given,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 ATTENTION = [

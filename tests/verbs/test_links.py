@@ -107,7 +107,8 @@ def test_ranks_agree_how_transfers_share(session_of: SessionOf) -> None:
 
 def test_this_machine_becomes_a_file_that_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "OPERATIONS", ("send", "all_reduce"))
-    path, heard = tmp_path / "here.toml", []
+    path = tmp_path / "here.toml"
+    heard: list[object] = []
     here = links.measure_links(2, device_kind="cpu", quick=True, save=path, on_progress=heard.append)
     read = read_cluster(path)
     assert (read.name, read.size, read.backend, read.knowledge) == ("here-2x-cpu", 2, "gloo", "measured")
