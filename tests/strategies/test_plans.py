@@ -10,6 +10,7 @@ from scalewise.errors import UserError
 from scalewise.plan import Footprint, Matrix, Section
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 from scalewise.strategies.shares import share_sizes
+from scalewise.strategies.strategy import batch_shares
 
 MODEL = Footprint(
     parameter_bytes=(40_000_000, 8_000_000),
@@ -202,3 +203,11 @@ def test_a_wrong_strategy_is_answered_with_the_valid_ones(text: str, sentence: s
 def test_only_compression_costs_exactness() -> None:
     assert strategy_of("mirrored").exact
     assert not strategy_of("mirrored:compress=powersgd").exact
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "shares"),
+    [("mirrored", 4, 4), ("sharded", 4, 4), ("layers", 4, 1), ("pipeline", 2, 1), ("tensor", 3, 1), ("hybrid", 4, 2)],
+)
+def test_devices_that_share_a_model_see_the_whole_batch(strategy: str, devices: int, shares: int) -> None:
+    assert batch_shares(strategy_of(strategy), devices) == shares

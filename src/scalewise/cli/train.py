@@ -64,10 +64,11 @@ def train(
 ) -> None:
     """Train a workload with a strategy, and say where the time went."""
     from scalewise.strategies.registry import strategy_of
-    from scalewise.strategies.strategy import servers_of
+    from scalewise.strategies.strategy import batch_shares, servers_of
 
     # A misspelt name is answered before torch is loaded.
-    servers = 0 if strategy == "auto" else servers_of(strategy_of(strategy))
+    chosen = None if strategy == "auto" else strategy_of(strategy)
+    servers = servers_of(chosen) if chosen else 0
     from scalewise.cli.output import show
     from scalewise.cli.progress import training_bar, warn_of_oversubscription
     from scalewise.session.placement import parse_slow
@@ -75,7 +76,8 @@ def train(
     from scalewise.verbs import train as verb
 
     warn_of_oversubscription(devices, device_kind, hosts, link, cores_per_device, servers)
-    with training_bar(verb.global_batch(batch, batch_per_device, verb.devices_asked(devices))) as told:
+    shares = batch_shares(chosen, verb.devices_asked(devices)) if chosen else verb.devices_asked(devices)
+    with training_bar(verb.global_batch(batch, batch_per_device, shares)) as told:
         result = verb.train(
             workload,
             strategy=strategy,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalewise.results.measurement import Measurement, Protocol, identity_of
-from scalewise.strategies.strategy import Strategy, options_of
+from scalewise.strategies.strategy import Strategy, batch_shares, options_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Cell:
 
     @property
     def batch_per_device(self) -> int:
-        return -(-self.batch // self.devices)
+        return -(-self.batch // batch_shares(self.strategy, self.devices))
 
     @property
     def identity(self) -> Hashable:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scalewise.errors import UserError
 from scalewise.strategies.single import Single
-from scalewise.strategies.strategy import Strategy
+from scalewise.strategies.strategy import Strategy, batch_shares
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,8 @@ def grid(axes: Axes) -> list[Point]:
                     for hosts, link in _places(axes, strategy, count):
                         alone = isinstance(strategy, Single)
                         ranks = 1 if alone else count
-                        point = Point(
-                            workload, strategy, ranks, batch * ranks if axes.per_device else batch, hosts, link
-                        )
+                        whole = batch * batch_shares(strategy, ranks) if axes.per_device else batch
+                        point = Point(workload, strategy, ranks, whole, hosts, link)
                         level = 0 if alone else device_levels[count]
                         found.setdefault(point, (max(level, batch_level), level + batch_level))
     if not found:

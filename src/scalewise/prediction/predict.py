@@ -25,7 +25,7 @@ from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.registry import STRATEGIES
 from scalewise.strategies.single import Single
-from scalewise.strategies.strategy import Strategy
+from scalewise.strategies.strategy import Strategy, batch_shares
 from scalewise.strategies.tensor import Tensor
 
 Bottleneck = Literal["network", "compute", "launch", "input", "memory", "idle"]
@@ -169,7 +169,7 @@ class Predictor:
             devices=devices,
             hosts=layout.hosts,
             batch=batch,
-            batch_per_device=per_device,
+            batch_per_device=-(-batch // batch_shares(strategy, devices)),
             seconds=seconds,
             low=seconds * (1 - below),
             high=seconds * (1 + above),

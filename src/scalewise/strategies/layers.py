@@ -19,6 +19,7 @@ class Layers:
     name: ClassVar[str] = "layers"
     summary: ClassVar[str] = "consecutive layers on different devices, one batch at a time (model parallelism)"
     exact: ClassVar[bool] = True
+    one_model: ClassVar[bool] = True
 
     cut: str = ""
     """Modules that begin the second, third, ... stage: 'encoder.3+decoder.1'; empty: where stages are balanced."""

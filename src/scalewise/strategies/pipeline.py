@@ -23,6 +23,7 @@ class Pipeline:
     name: ClassVar[str] = "pipeline"
     summary: ClassVar[str] = "stages on different devices, kept busy by micro-batches (torch.distributed.pipelining)"
     exact: ClassVar[bool] = True
+    one_model: ClassVar[bool] = True
 
     microbatches: int | None = field(default=None, metadata={IF_NONE: "up to 4 per device if not given"})
     """Parts of a batch; a batch that does not divide is padded with samples of no weight."""

@@ -71,6 +71,13 @@ def options_of(strategy: Strategy) -> dict[str, Any]:
     return dataclasses.asdict(strategy)  # type: ignore[call-overload,no-any-return]
 
 
+def batch_shares(strategy: Strategy, devices: int) -> int:
+    """Into how many shares a batch is cut: devices that share one model all see the whole of theirs."""
+    if getattr(strategy, "one_model", False):
+        return 1
+    return max(1, devices // getattr(strategy, "inside", 1))
+
+
 def servers_of(strategy: Strategy) -> int:
     """Processes that it needs beside its workers."""
     return getattr(strategy, "servers", 0)

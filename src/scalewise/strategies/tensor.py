@@ -24,6 +24,7 @@ class Tensor:
     name: ClassVar[str] = "tensor"
     summary: ClassVar[str] = "a part of every layer on each device, the same data to all, results all-reduced (DTensor)"
     exact: ClassVar[bool] = True
+    one_model: ClassVar[bool] = True
 
     columns: str = ""
     """Layers of your own model to cut by columns, '*.query+*.key+*.value+*.fc1'; empty: as the model says itself."""

@@ -19,7 +19,7 @@ from scalewise.session.served import ServedSession
 from scalewise.session.torchrun import under_torchrun
 from scalewise.step.settings import Execution, Precision, Settings
 from scalewise.strategies.registry import strategy_of
-from scalewise.strategies.strategy import options_of, servers_of
+from scalewise.strategies.strategy import batch_shares, options_of, servers_of
 from scalewise.training.loop import Outcome, Report
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
@@ -95,7 +95,7 @@ def train(
         hosts, link = (hosts, link) if devices > 1 else (1, None)
     chosen = strategy_of(strategy)
     settings = Settings(
-        batch=global_batch(batch, batch_per_device, devices),
+        batch=global_batch(batch, batch_per_device, batch_shares(chosen, devices)),
         epochs=1 if epochs is None and steps is None else epochs,
         steps=steps,
         optimizer=optimizer,
@@ -141,14 +141,14 @@ def devices_asked(devices: int) -> int:
     return int(os.environ["WORLD_SIZE"]) if devices == 1 and under_torchrun() else devices
 
 
-def global_batch(batch: int | None, batch_per_device: int | None, devices: int) -> int:
+def global_batch(batch: int | None, batch_per_device: int | None, shares: int) -> int:
     """The two meanings of 'batch', never both."""
     if batch is not None and batch_per_device is not None:
         raise UserError(f"--batch {batch} and --batch-per-device {batch_per_device} exclude each other; give one")
     if batch_per_device is not None:
         if batch_per_device < 1:
             raise UserError(f"--batch-per-device is {batch_per_device}; it must be at least 1")
-        return batch_per_device * devices
+        return batch_per_device * shares
     return DEFAULT_BATCH if batch is None else batch
 
 
@@ -207,7 +207,7 @@ def _result(request: Request, run: _Finished) -> TrainResult:
         hosts=placement.hosts,
         link=placement.link,
         batch=settings.batch,
-        batch_per_device=-(-settings.batch // placement.devices),
+        batch_per_device=-(-settings.batch // batch_shares(request.strategy, placement.devices)),
         precision=settings.precision,
         steps=sum(outcome.steps for outcome in outcomes) if alone else first.steps,
         epochs=len(epochs),
