@@ -74,8 +74,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
     return trained
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("kind", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
+@pytest.mark.parametrize(
+    ("kind", "tolerance", "shape"),
+    [("float64", 1e-10, shape) for shape in SHAPES]
+    + [("float32", 1e-5, shape) for shape in SHAPES if shape not in ("batch divides", "one sample")],
+)
 @pytest.mark.parametrize(("strategy", "ranks"), on_ranks([*EXACT, *SERVED, *MORE]))
 def test_weights_equal_single_device_training(
     strategy: str,

@@ -16,18 +16,19 @@ from scalewise.verbs.train import train
 from tests.conftest import SessionOf
 from tests.verbs.memory_task import train_limited
 
-WORKLOADS = ("transformer:layers=2,width=64,context=64", "unet:size=32")
+TRANSFORMER, UNET = "transformer:layers=2,width=64,context=64", "unet:size=32"
 WITHIN = 0.10
 """On the fullest device."""
 NOT_WATCHED = {"parameter-server-async"}
 """Its workers have a loop of their own."""
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in NOT_WATCHED])
+@pytest.mark.parametrize(
+    ("name", "workload"),
+    [(name, TRANSFORMER) for name in STRATEGIES if name not in NOT_WATCHED]
+    + [(name, UNET) for name in ("single", "mirrored", "layers", "pipeline", "sharded")],
+)
 def test_planned_memory_is_measured(name: str, workload: str, session_of: SessionOf) -> None:
-    if name in ("tensor", "hybrid") and workload.startswith("unet"):
-        pytest.skip("its layers are not cut")
     strategy = strategy_of(name)
     settings = Settings(batch=16, epochs=None, steps=8)
     request = Request(workload, strategy, settings, DataRequest(samples=32))
