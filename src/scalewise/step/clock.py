@@ -16,8 +16,8 @@ from scalewise.step.settings import MOST_PENDING_STEPS
 from scalewise.timeline import Span
 
 Marks = list[tuple[str, float]]
-SAMPLED_STEPS, TRACED_STEPS = 1024, 32
-"""The latest steps that phases are computed from, and those that a trace shows."""
+SAMPLED_STEPS, TRACED_STEPS, MOST_BESIDE = 1024, 32, 4096
+"""The latest steps that phases are computed from, those that a trace shows, and reductions beside them."""
 
 
 class Clock(Protocol):
@@ -44,6 +44,8 @@ class Times:
     """Of every step, the warm-up's too."""
     sampled: deque[list[tuple[str, float, float]]] = field(default_factory=lambda: deque(maxlen=SAMPLED_STEPS))
     """Of the latest sampled steps: (phase, start, seconds)."""
+    beside: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MOST_BESIDE))
+    """Start and end of the latest reductions beside backward, where they are noted."""
 
     def add(self, seconds: list[float], sampled: dict[int, Marks]) -> None:
         """Add steps in their order; `sampled` gives, by position, a step's start and the moment each phase ended."""
@@ -74,12 +76,22 @@ class Times:
         return {phase: totals[phase] * scale for phase in PHASES if phase in totals}
 
     def spans(self, rank: int) -> list[Span]:
-        """The latest steps as a timeline of this rank."""
-        return [
+        """The latest steps as a timeline of this rank, and what was reduced beside them."""
+        traced = list(self.sampled)[-TRACED_STEPS:]
+        spans = [
             Span(rank, phase, start, seconds, step=step)
-            for step, marks in enumerate(list(self.sampled)[-TRACED_STEPS:])
+            for step, marks in enumerate(traced)
             for phase, start, seconds in marks
         ]
+        for step, marks in enumerate(traced):
+            (_, first, _), (_, last, seconds) = marks[0], marks[-1]
+            free = first
+            for start, end in sorted(self.beside):
+                if first <= start < last + seconds:
+                    # One after the other: a bucket that is ready early waits for those before it.
+                    begun, free = max(start, free), max(end, free)
+                    spans.append(Span(rank, "reduce", begun, free - begun, lane="network", step=step))
+        return spans
 
 
 def _seconds(spans: list[tuple[str, float, float]]) -> float:

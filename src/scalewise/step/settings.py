@@ -37,6 +37,8 @@ class Settings:
     checkpoint_every: int | None = None
     """Steps between checkpoints; None: at the end of every epoch."""
     resume: bool = False
+    traced: bool = False
+    """Whether to note what runs beside backward, for a timeline."""
 
     def check(self) -> None:
         """Raise a UserError for what cannot be trained on any data."""

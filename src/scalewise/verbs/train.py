@@ -108,6 +108,7 @@ def train(
         checkpoint=Path(checkpoint) if checkpoint else None,
         checkpoint_every=checkpoint_every,
         resume=resume,
+        traced=trace is not None,
     )
     request = Request(
         workload, chosen, settings, DataRequest(Path(data) if data else None, samples, seed), input_shape, classes
