@@ -89,7 +89,8 @@ class RingAllReduce:
         # before, because a peer that knows of a receive sends at once, and one that does not has to be woken to ask.
         # Between two ranks there are but two steps, and the notice of the second disturbs the first.
         chain = schedule.window == 1 and self._ranks > 2
-        exchanges = list(self._exchanges(flat, schedule, self._ranks - 1 if chain else _AHEAD))
+        summed = sum(map(len, schedule.received[: self._ranks - 1]))
+        exchanges = list(self._exchanges(flat, schedule, max(1, summed) if chain else _AHEAD))
         if chain:
             for exchange in exchanges:
                 self._post_receive(exchange)
