@@ -74,12 +74,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
     return trained
 
 
-@pytest.mark.parametrize(
-    ("kind", "tolerance", "shape"),
-    [("float64", 1e-10, shape) for shape in SHAPES]
-    + [("float32", 1e-5, shape) for shape in SHAPES if shape in ("batch does not divide", "batch smaller than N")],
-)
-@pytest.mark.parametrize(("strategy", "ranks"), on_ranks([*EXACT, *SERVED, *MORE]))
+def cases() -> list[tuple[str, int, str, float, str]]:
+    """To one rank all batches are alike but the short last one."""
+    found = []
+    for strategy, ranks in on_ranks([*EXACT, *SERVED, *MORE]):
+        shapes = SHAPES if ranks > 1 else ("short last batch",)
+        found += [(strategy, ranks, "float64", 1e-10, shape) for shape in shapes]
+        if ranks > 1:
+            found.append((strategy, ranks, "float32", 1e-5, "batch does not divide"))
+    return found
+
+
+@pytest.mark.parametrize(("strategy", "ranks", "kind", "tolerance", "shape"), cases())
 def test_weights_equal_single_device_training(
     strategy: str,
     ranks: int,
@@ -124,7 +130,8 @@ def test_accumulating_in_parts_changes_nothing(strategy: str, tmp_path: Path, se
 def test_planned_bytes_equal_the_kernels_count_and_phases_sum(strategy: str, ranks: int, session_of: SessionOf) -> None:
     chosen = strategy_of(strategy)
     workload = "synthetic:parameters=600000,flops=2000000"
-    request = Request(workload, chosen, Settings(12, None, 12), DataRequest(samples=48))
+    epochs = 5 if chosen.exact else 12  # PowerSGD begins with whole gradients, asynchronous workers at their own time
+    request = Request(workload, chosen, Settings(12, None, epochs), DataRequest(samples=48))
     session = session_of(ranks, chosen)
     outcomes: list[Outcome] = session.run(train_task, request)
     sent = bytes_per_step(request, session.placement, outcomes)

@@ -50,6 +50,9 @@ def doctor(
 
         show(verb(), json)
         return
+    from scalewise.session.preload import load_for_ranks
+
+    load_for_ranks()
     from scalewise.cli.progress import telling
     from scalewise.verbs.links import measure_links
 

@@ -91,6 +91,10 @@ def measure(
         "batch": whole_numbers("--batch", batch) if batch else None,
         "batch_per_device": whole_numbers("--batch-per-device", batch_per_device) if batch_per_device else None,
     }
+    from scalewise.session.preload import load_for_ranks
+
+    if max(grid["devices"]) > 1:
+        load_for_ranks()
     from scalewise.cli.output import show
     from scalewise.results.store import FILE
     from scalewise.verbs.measure import measure as verb

@@ -63,12 +63,15 @@ def train(
     json: options.Json = False,
 ) -> None:
     """Train a workload with a strategy, and say where the time went."""
+    from scalewise.session.preload import load_for_ranks
     from scalewise.strategies.registry import strategy_of
     from scalewise.strategies.strategy import batch_shares, servers_of
 
     # A misspelt name is answered before torch is loaded.
     chosen = None if strategy == "auto" else strategy_of(strategy)
     servers = servers_of(chosen) if chosen else 0
+    if devices > 1 or servers:
+        load_for_ranks()
     from scalewise.cli.output import show
     from scalewise.cli.progress import training_bar, warn_of_oversubscription
     from scalewise.session.placement import parse_slow

@@ -6,10 +6,8 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from threading import Thread
 
@@ -18,14 +16,11 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
+from scalewise.session.preload import load_for_ranks
 from scalewise.session.rank import Orders, live
 from scalewise.session.rendezvous import StoreRendezvous
 
-# torch itself takes seconds to load, and an optimizer's first step loads torch._dynamo: once, not in every rank.
-_PRELOAD = ["torch", "torch._dynamo", "scalewise.session.rank"]
 _MONITOR_SECONDS = 0.05
-_NO_LEAKS = "ignore:resource_tracker:UserWarning"
-_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 class Agent:
@@ -33,7 +28,7 @@ class Agent:
 
     def __init__(self, store: TCPStore, orders: Orders) -> None:
         _silence_elastic()
-        _start_forkserver()
+        load_for_ranks()
         spec = WorkerSpec(
             role=orders.crew.role,
             local_world_size=orders.crew.count,
@@ -109,24 +104,6 @@ class _Console(LogsSpecs):
 def _signal(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _start_forkserver() -> None:
-    """Once per launcher; it reads its environment as it starts.
-
-    Below errors, torch's sockets complain that rehearsed hosts have no name in the DNS. The tracker that it starts
-    clears away the semaphores of a launcher that was killed; it need not say so in a terminal that is somebody else's.
-    """
-    if _NO_LEAKS not in sys.warnoptions:
-        sys.warnoptions.append(_NO_LEAKS)  # handed to processes that Python starts for itself
-    multiprocessing.set_forkserver_preload(_PRELOAD)
-    asked_for = os.environ.get(_LOG_LEVEL)
-    os.environ[_LOG_LEVEL] = asked_for or "ERROR"
-    try:
-        forkserver.ensure_running()
-    finally:
-        if asked_for is None:
-            del os.environ[_LOG_LEVEL]
 
 
 def _silence_elastic() -> None:
