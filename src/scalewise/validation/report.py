@@ -48,7 +48,7 @@ class Validation(Printable):
     def __rich__(self) -> RenderableType:
         grid = Grid(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
         for title in COLUMNS:
-            grid.add_column(title, justify="left" if title == "table" else "right", no_wrap=True)
+            grid.add_column(title, justify="left" if title == "table" else "right", no_wrap=title != "table")
         for table in self.tables:
             naive = [Text(f"{table.baseline_error(name):.1f}", "dim") for name in table.baselines]
             grid.add_row(Text(table.name, "bold"), *_figures(table.cells), *_chokes(table.cells), *naive)
