@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from scalewise.atomic import write_atomically
@@ -30,7 +31,7 @@ class Timeline:
 
     spans: tuple[Span, ...]
 
-    @property
+    @cached_property
     def phases(self) -> dict[str, float]:
         """Seconds per phase and step on the rank that sets the pace: exclusive, so they sum to the step."""
         totals: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))

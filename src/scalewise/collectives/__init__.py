@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from scalewise.collectives import gloo, nccl
 from scalewise.collectives.send import Send, busiest_bytes, received_bytes, sent_bytes, total_bytes
@@ -62,6 +63,7 @@ def sends(backend: str, operation: str, ranks: int, bytes: int, root: int = 0, h
     return BACKENDS[backend][operation](ranks, bytes, root)
 
 
+@lru_cache(maxsize=4096)
 def point_to_point(backend: str, source: int, target: int, bytes: int) -> tuple[Send, ...]:
     """One message between two ranks, and nothing if it is empty."""
     return tuple(replace(send, source=source, target=target) for send in sends(backend, "send", 2, bytes))

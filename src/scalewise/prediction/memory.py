@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 
 from scalewise.prediction.costs import Costs
@@ -34,7 +34,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return sum(self.parts.values())
+        return self.weights + self.gradients + self.optimizer + self.activations + self.inputs + self.buffers
 
 
 def peak_memory(held: Held, optimizer: str = "adam") -> Memory:
@@ -44,19 +44,22 @@ def peak_memory(held: Held, optimizer: str = "adam") -> Memory:
     gradients            ##      ####    ######
                  loss    backward        update
     """
-    return max(_moments(held, optimizer), key=lambda moment: moment.total)
-
-
-def _moments(held: Held, optimizer: str) -> Iterator[Memory]:
     trained = weights_of(held.layers)
     frozen = sum(layer.frozen_bytes for layer in held.layers)
-    lent = held.lent_bytes
-    always = Memory(
-        weights=frozen + (trained if lent is None else 0),
+    lent, gradients, activations = max(_moments(held, trained), key=sum)
+    return Memory(
+        weights=frozen + (trained if held.lent_bytes is None else lent),
+        gradients=gradients,
         optimizer=OPTIMIZER_COPIES.get(optimizer, 0) * trained if held.updates else 0,
+        activations=activations,
         inputs=held.input_bytes,
         buffers=held.buffer_bytes,
     )
+
+
+def _moments(held: Held, trained: int) -> Iterator[tuple[int, int, int]]:
+    """Bytes of weights on loan, gradients and activations; the rest is always there."""
+    lent = held.lent_bytes or (0,) * len(held.layers)
     kept = list(accumulate(layer.kept_bytes for layer in held.layers))
     standing = trained if held.gradients == "stay" else 0
     made = 0
@@ -66,10 +69,9 @@ def _moments(held: Held, optimizer: str) -> Iterator[Memory]:
         complete = {"anew": made, "stay": trained, "leave": 0}[held.gradients]
         copied = 0 if held.gradients == "anew" else max(layer.parameters, default=0)
         others = (held.in_flight - 1) * kept[-1] + kept[at]
-        here = replace(always, weights=always.weights + (lent[at] if lent else 0))
-        yield replace(here, gradients=complete + copied, activations=others + layer.backward_bytes)
-        yield replace(here, gradients=standing, activations=others + layer.forward_bytes)
-    yield replace(always, gradients=(0 if held.gradients == "leave" else trained) + held.flat_bytes)
+        yield lent[at], complete + copied, others + layer.backward_bytes
+        yield lent[at], standing, others + layer.forward_bytes
+    yield 0, (0 if held.gradients == "leave" else trained) + held.flat_bytes, 0
 
 
 def memory_bytes(

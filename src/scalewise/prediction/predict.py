@@ -74,6 +74,8 @@ class Predictor:
         self.footprint = footprint_of(profile)
         self._conduct = conduct
         self._simulators: dict[tuple[Layout, Conduct], Simulator] = {}
+        self._steps: dict[tuple[Strategy, int, int, Layout], float] = {}
+        """Seconds of those simulated: the short last one of an epoch is often another's full one."""
 
     def simulate(
         self,
@@ -154,7 +156,8 @@ class Predictor:
         # Rounds of workers that wait for nobody are not all alike; their phases are shared out as in the mean.
         phases = {phase: part * seconds / sum(phases.values()) for phase, part in phases.items()}
         full, rest = divmod(samples or self.profile.samples_per_epoch, batch)
-        last = self.simulate(strategy, devices, rest, layout).step_seconds if rest else 0.0
+        self._steps[strategy, devices, batch, layout] = seconds
+        last = self._seconds(strategy, devices, rest, layout) if rest else 0.0
         per_device = -(-batch // devices)
         worked_on = max(each.samples for each in step.operations if each.phase == "forward")
         spread = self.costs.spread(worked_on)
@@ -182,6 +185,12 @@ class Predictor:
             fits=fits,
             known=spread.known,
         )
+
+    def _seconds(self, strategy: Strategy, devices: int, batch: int, layout: Layout) -> float:
+        step = strategy, devices, batch, layout
+        if step not in self._steps:
+            self._steps[step] = self.simulate(strategy, devices, batch, layout).step_seconds
+        return self._steps[step]
 
     def _bottleneck(self, phases: dict[str, float], samples: int) -> Bottleneck:
         """Where most of the step goes. Compute that half the samples would not shorten is launching."""

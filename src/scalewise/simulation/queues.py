@@ -8,10 +8,12 @@ from heapq import heapify, heappop, heappush
 
 def run(after: Sequence[Sequence[int]], place: Callable[[int, float], float]) -> list[float]:
     """When each operation ends. `place(position, ready)` is asked once for each, in order of readiness."""
-    waiting = [len(set(before)) for before in after]
+    waiting = [0] * len(after)
     followers: list[list[int]] = [[] for _ in after]
     for position, before in enumerate(after):
-        for earlier in set(before):
+        distinct = set(before) if len(before) > 1 else before
+        waiting[position] = len(distinct)
+        for earlier in distinct:
             followers[earlier].append(position)
     ready = [0.0] * len(after)
     ends = [0.0] * len(after)
@@ -21,7 +23,8 @@ def run(after: Sequence[Sequence[int]], place: Callable[[int, float], float]) ->
         moment, position = heappop(turn)
         ends[position] = end = place(position, moment)
         for follower in followers[position]:
-            ready[follower] = max(ready[follower], end)
+            if end > ready[follower]:
+                ready[follower] = end
             waiting[follower] -= 1
             if not waiting[follower]:
                 heappush(turn, (ready[follower], follower))

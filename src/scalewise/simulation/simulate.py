@@ -58,6 +58,8 @@ class Simulator:
         """Straggling ranks, and the part of a device that each has."""
         device = network.cluster.devices[0]
         self.copy_seconds_per_byte = 1 / (device.copy_GBps * 1e9) if device.copy_GBps else 0.0
+        self.costs_devices = conduct.overlap < 1 or self.copy_seconds_per_byte > 0
+        """Whether transfers take any of the devices' time."""
         memory = network.cluster.link("host-device")
         self.devices_copy = memory is not None and memory.by_device
         """Whether transfers that no socket carries are made by the devices themselves."""
@@ -129,8 +131,9 @@ class _Step:
         through = 0.0
         if self.simulator.copy_seconds_per_byte:
             through = 2 * sum(send.bytes for send in collective.sends) / collective.ranks
-        for rank in self.computing:
-            self._take(rank, start, length, through)
+        if self.simulator.costs_devices:
+            for rank in self.computing:
+                self._take(rank, start, length, through)
         return end
 
     def _send(self, position: int, operation: Operation, send: Send, ready: float) -> float:
@@ -139,9 +142,10 @@ class _Step:
             return self._copy(position, send, ready, length)
         self.starts[position] = ready
         count, upper = operation.count, max(send.source, send.target)
-        for rank in taking_part(operation, self.computing):
-            times = count if rank == upper else 1
-            self._take(rank, ready, times * length, times * send.bytes)
+        if self.simulator.costs_devices:
+            for rank in taking_part(operation, self.computing):
+                times = count if rank == upper else 1
+                self._take(rank, ready, times * length, times * send.bytes)
         return self.traffic.carry(send, ready) if count == 1 else self.traffic.carry_alike(send, count, ready)
 
     def _copy(self, position: int, send: Send, ready: float, length: float) -> float:
@@ -154,5 +158,4 @@ class _Step:
     def _take(self, rank: int, start: float, length: float, bytes: float) -> None:
         """A transfer costs the device the seconds that do not overlap, and those that its own cores copy."""
         taken = length * (1 - self.simulator.conduct.overlap) + bytes * self.simulator.copy_seconds_per_byte
-        if taken:
-            self.device_free[rank] = max(self.device_free[rank], start) + taken
+        self.device_free[rank] = max(self.device_free[rank], start) + taken

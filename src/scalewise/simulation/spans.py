@@ -17,16 +17,18 @@ def spans_of(operations: Sequence[Operation], starts: Sequence[float], ends: Seq
     computing: dict[int, list[int]] = defaultdict(list)
     touching: dict[int, list[int]] = defaultdict(list)
     spans: list[Span] = []
-    for position, operation in enumerate(operations):
-        if not _between(operation):
-            computing[operation.rank].append(position)
-    ranks = sorted(computing)
+    transfers: list[int] = []
     for position, operation in enumerate(operations):
         if _between(operation):
-            start = starts[position]
-            spans.append(Span(operation.rank, operation.phase, start, ends[position] - start, "network"))
-            for rank in taking_part(operation, ranks):
-                touching[rank].append(position)
+            transfers.append(position)
+        else:
+            computing[operation.rank].append(position)
+    ranks = sorted(computing)
+    for position in transfers:
+        operation, start = operations[position], starts[position]
+        spans.append(Span(operation.rank, operation.phase, start, ends[position] - start, "network"))
+        for rank in taking_part(operation, ranks):
+            touching[rank].append(position)
     step_end = max(ends)
     for rank, positions in computing.items():
         waits = _Waits(operations, starts, ends, rank, touching[rank])
@@ -79,7 +81,9 @@ def taking_part(operation: Operation, ranks: Sequence[int]) -> list[int]:
     """Which of the ranks that compute, in order, a transfer touches."""
     if operation.send is None:
         return list(ranks)
-    lower, upper = sorted((operation.send.source, operation.send.target))
+    lower, upper = operation.send.source, operation.send.target
+    if lower > upper:
+        lower, upper = upper, lower
     first, end = bisect_left(ranks, lower), bisect_left(ranks, lower + operation.count)
     other = bisect_left(ranks, upper)
     return [*ranks[first:end], *ranks[other : other + (other < len(ranks) and ranks[other] == upper)]]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
 from scalewise.simulation.simulate import Simulated
-from scalewise.timeline import Timeline
+from scalewise.timeline import Span, Timeline
 
 ROUNDS = 6
 SETTLED = 2
@@ -48,4 +48,9 @@ class Steady(Simulated):
     def timeline(self) -> Timeline:
         """All rounds, as steps of the slowest."""
         length = max(self.ends) / self.rounds
-        return Timeline(tuple(replace(span, step=int(span.start / length)) for span in super().timeline.spans))
+        return Timeline(
+            tuple(
+                Span(each.rank, each.phase, each.start, each.seconds, each.lane, int(each.start / length))
+                for each in super().timeline.spans
+            )
+        )

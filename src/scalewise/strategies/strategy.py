@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from functools import cache
 from types import NoneType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
@@ -36,9 +37,15 @@ class Strategy(Protocol):
 Kind = TypeVar("Kind")
 
 
+@cache
+def _hints_of(kind: Hashable) -> dict[str, Any]:
+    """Compiled from their texts, which takes longer than all else here."""
+    return get_type_hints(kind)
+
+
 def with_options(kind: type[Kind], name: str, texts: Mapping[str, str]) -> Kind:
     """Build `kind` from options written as text, each read as its field's type says."""
-    hints = get_type_hints(kind)
+    hints = _hints_of(kind)  # type: ignore[arg-type]
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, text in texts.items():
@@ -52,7 +59,7 @@ def with_options(kind: type[Kind], name: str, texts: Mapping[str, str]) -> Kind:
 
 def choices_of(kind: type[Any]) -> dict[str, str]:
     """What an option can be, where a default does not say it: 'none|fp16|powersgd', or a number of one's own."""
-    hints = get_type_hints(kind)
+    hints = _hints_of(kind)  # type: ignore[arg-type]
     told = {}
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
