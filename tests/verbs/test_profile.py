@@ -120,6 +120,14 @@ def test_what_could_not_be_afforded_is_not_tried_again(slow: list[int]) -> None:
     assert slow == []
 
 
+def test_the_time_that_known_batches_took_counts(slow: list[int]) -> None:
+    scalewise.profile(TINY, batch=[4, 6], device_kind="cpu", seconds=20)
+    assert slow == [2, 4]
+    slow.clear()
+    again = verb.profile(TINY, cached=True, batch=[4, 6], device_kind="cpu", seconds=30)
+    assert (again.note[:10], slow) == ("kept since", [])
+
+
 @pytest.mark.usefixtures("slow")
 def test_more_samples_than_there_are_are_left_out_within_a_time() -> None:
     document = scalewise.profile(tiny.float32(), batch=[8, 64], device_kind="cpu", seconds=1000).document

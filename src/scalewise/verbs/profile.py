@@ -24,7 +24,7 @@ from scalewise.training.loop import Outcome
 from scalewise.verbs.describe import Description, describe
 from scalewise.verbs.outline import as_data, layer_costs
 from scalewise.verbs.profile_cache import Cached
-from scalewise.verbs.profiler import PROBE, Profiler, affordable
+from scalewise.verbs.profiler import PROBE, Profiler, affordable, spent
 from scalewise.workloads.resolve import resolve
 from scalewise.workloads.workload import Workload
 
@@ -104,7 +104,7 @@ def _missing(sizes: Sequence[int], known: Sequence[StepCost]) -> list[int]:
 def _affordable(known: Sequence[StepCost], seconds: float | None, size: int) -> bool:
     if seconds is None or not known:
         return True
-    return size <= affordable(max(known, key=lambda step: step.batch), seconds)
+    return size <= affordable(max(known, key=lambda step: step.batch), seconds - spent(known))
 
 
 def _costs(
@@ -116,7 +116,7 @@ def _costs(
         for size in missing:
             yield profiler.cost(size)
         return
-    until = perf_counter() + seconds
+    until = perf_counter() + seconds - spent(known)
     latest, limited, timed = max(known, key=lambda step: step.batch, default=None), True, bool(known)
     if latest is None:
         latest, outcome = profiler.cost(min(PROBE, sizes[0]), roughly=True)

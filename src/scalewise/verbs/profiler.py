@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scalewise.engines.engine import Place
@@ -54,6 +55,11 @@ class Profiler:
 def affordable(known: StepCost, seconds: float) -> int:
     """The largest batch whose first steps fit the time, given another's: at most in proportion."""
     return int(seconds / FIRST_STEPS / (known.seconds / known.batch))
+
+
+def spent(known: Sequence[StepCost]) -> float:
+    """Seconds that these took at the least: what a question may take is not to be had once more by asking again."""
+    return FIRST_STEPS * sum(step.seconds for step in known)
 
 
 def _watch(worker: LocalWorker, request: Request) -> tuple[tuple[float, ...], Outcome]:
