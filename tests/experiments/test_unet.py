@@ -9,7 +9,16 @@ import pytest
 
 from scalewise.experiments import unet
 from scalewise.experiments.unet import CPU_QUICK, conclude
-from scalewise.experiments.unet_words import Ran, Spot, comparison, phases_by_rank, sweep_words, typical_step
+from scalewise.experiments.unet_words import (
+    Ran,
+    Spot,
+    apart,
+    as_measured,
+    comparison,
+    phases_by_rank,
+    sweep_words,
+    typical_step,
+)
 from scalewise.results.experiment import ExperimentResult
 from scalewise.step.room import MEMORY_LIMIT, memory_limit_bytes
 from scalewise.timeline import Span, Timeline
@@ -74,14 +83,14 @@ def test_speedups_stand_beside_the_surveys(result: ExperimentResult) -> None:
         "Found on a machine: two devices train the U-Net 1.60x data parallel, 0.91x model parallel, 1.43x as a "
         "pipeline; the survey has 1.30x and 1.04x"
     )
-    assert result.rows[1][:6] == ["data parallel", "18.976 s", "1.30x", "6.25 s", "1.60x", "80% / 80%"]
-    assert result.rows[3][1:5] == ["-", "-", "7 s", "1.43x"]
+    assert result.rows[1][:4] == ["mirrored", "18.976 s, 1.30x", "6.25 s, 1.60x", "80% / 80%"]
+    assert result.rows[3][1:3] == ["-", "7 s, 1.43x"]
 
 
 def test_every_difference_has_its_reason_in_numbers() -> None:
     data, turns, pipeline = comparison(RAN)
     assert "Each device computes 50% as long as one alone" in data
-    assert "spends 20% of its step on 976.6 KiB of gradients" in data
+    assert "20% of the step, in the mean of both, goes to 976.6 KiB of gradients" in data
     assert "they spent 35% of theirs on it: more than here" in data
     assert "they compute 45% and 45% of the step" in turns
     assert "Together that is 100 ms of a step's 110 ms" in turns
@@ -104,9 +113,20 @@ def test_a_model_that_only_model_parallelism_holds_is_won_by_memory() -> None:
     assert said[-1].endswith("data parallelism no longer fits: by memory, not by speed.")
 
 
-def test_phases_are_told_rank_by_rank() -> None:
-    spans = (Span(0, "forward", 0, 2.0), Span(1, "idle", 0, 2.0), Span(0, "forward", 5, 4.0, step=1))
-    assert phases_by_rank(Timeline(spans), 2) == ({"forward": 3.0}, {"idle": 1.0})
+def test_phases_are_told_rank_by_rank_from_the_quicker_half_of_the_steps() -> None:
+    steps = [(0, 2.0), (1, 4.0), (2, 9.0), (3, 90.0)]
+    spans = [Span(0, "forward", 100.0 * step, seconds, step=step) for step, seconds in steps]
+    spans += [Span(1, "idle", 100.0 * step, 1.0, step=step) for step, _ in steps]
+    assert phases_by_rank(Timeline(tuple(spans)), 2) == ({"forward": 3.0}, {"idle": 1.0})
+
+
+def test_what_was_watched_is_told_in_seconds_of_the_step_that_was_measured() -> None:
+    spans = (Span(0, "forward", 0.0, 0.1), Span(1, "idle", 0.05, 0.15))
+    ran = as_measured(Ran(10.0, 0.1, ({"forward": 0.15, "reduce": 0.05}, {"idle": 0.1}), 0, step=spans))
+    assert ran.ranks == ({"forward": pytest.approx(0.075), "reduce": pytest.approx(0.025)}, {"idle": 0.05})
+    assert [(span.start, span.seconds) for span in ran.step] == [(0.0, 0.05), (0.025, pytest.approx(0.075))]
+    [remark] = apart({"mirrored": ran, "single": as_measured(RAN["single"])})
+    assert remark.startswith("A step of data parallel took 200 ms in the run that tells its phases, and 100 ms where")
 
 
 def test_the_step_that_is_shown_is_the_one_in_the_middle_from_0_on() -> None:

@@ -21,6 +21,8 @@ from scalewise.experiments.unet_words import (
     NAMES,
     Ran,
     Spot,
+    apart,
+    as_measured,
     comparison,
     headline,
     phases_by_rank,
@@ -38,7 +40,6 @@ from scalewise.results.store import Store
 from scalewise.results.units import bytes_text, seconds_text
 from scalewise.session.cores import allowed_cores
 from scalewise.step.room import MEMORY_LIMIT, memory_limit_bytes
-from scalewise.strategies.registry import STRATEGIES
 from scalewise.verbs.describe import describe
 from scalewise.verbs.measure import measure
 from scalewise.verbs.memory import planned_memory
@@ -48,13 +49,11 @@ from scalewise.verbs.train import train
 DEVICES = 2
 WANTED = ("mirrored", "layers", "pipeline")
 """Beside one device: the survey's data parallelism, its model parallelism, and that with micro-batches."""
-IN_TURNS = "layers"
-"""Left out where models grow: it needs the memory of a pipeline, and is slower."""
+GROWING = ("mirrored", "pipeline", "sharded")
+"""Where models grow: without turns, which need the memory of a pipeline and are slower, but with what divides a model
+most evenly."""
 WATCHED_STEPS = 16
-COLUMNS = [
-    "on two devices", "survey", "", "epoch here", "speed-up", "computing", "sent per step",
-    "memory planned", "measured",
-]  # fmt: skip
+COLUMNS = ["an epoch", "survey", "here", "computing", "memory planned", "measured"]
 
 
 @dataclass(frozen=True)
@@ -101,16 +100,14 @@ def run(out: Path, quick: bool, tell: Callable[[str], None], device_kind: str = 
     setup = (CPU_QUICK if quick else CPU) if kind == "cpu" else (GPU_QUICK if quick else GPU)
     if given := memory_limit_bytes():
         setup = replace(setup, limit_GB=given / 1e9)
-    strategies = [name for name in WANTED if name in STRATEGIES]
     remarks = load_remarks(psutil.getloadavg()[0], len(allowed_cores()))
     tell(f"{setup.table} at batch {setup.table_batch} on one {kind} device and on {DEVICES} ...")
-    first = _measure(out, [setup.table], setup, setup.table_batch, strategies, kind, tell)
+    first = _measure(out, [setup.table], setup, setup.table_batch, WANTED, kind, tell)
     ran = _ran(setup, first.measurements, kind, tell)
     models = [setup.name(*model) for model in setup.models]
     tell(f"{len(models)} models that grow, each device with {setup.limit_GB:g} GB ...")
     with _limited(setup.limit_GB):
-        quick_ones = [name for name in strategies if name != IN_TURNS]
-        second = _measure(out, models, setup, setup.batch, quick_ones, kind, tell)
+        second = _measure(out, models, setup, setup.batch, GROWING, kind, tell)
     remarks += not_begun_remarks(first.not_begun + second.not_begun)
     remarks += remarks_on([each for each in (*first.measurements, *second.measurements) if each.status != "oom"])
     tell("planning and drawing ...")
@@ -136,7 +133,7 @@ def conclude(
     page, numbers = out / "findings.md", out / "unet.json"
     result = ExperimentResult(
         "unet",
-        [*comparison(ran), *sweep_words(spots, setup.limit_GB), *remarks],
+        [*comparison(ran), *sweep_words(spots, setup.limit_GB), *apart(ran), *remarks],
         COLUMNS,
         [_row(name, ran) for name in NAMES if name in ran],
         figures,
@@ -205,7 +202,7 @@ def _ran(setup: Setup, measurements: Sequence[Measurement], kind: str, tell: Cal
         assert result.timeline is not None
         assert result.memory is not None
         sent = result.bytes_per_step
-        ran[cell.strategy] = Ran(
+        told = Ran(
             cell.epoch_seconds,
             cell.step_seconds.median,
             phases_by_rank(result.timeline, cell.devices),
@@ -214,6 +211,7 @@ def _ran(setup: Setup, measurements: Sequence[Measurement], kind: str, tell: Cal
             result.memory.measured,
             typical_step(result.timeline),
         )
+        ran[cell.strategy] = as_measured(told)
     if SINGLE not in ran:
         raise RunFailed("one device did not train the U-Net, and nothing can be compared with it")
     return ran
@@ -262,13 +260,10 @@ def _row(name: str, ran: dict[str, Ran]) -> list[str]:
     here, survey = ran[name], SURVEY_EPOCH_SECONDS.get(name)
     working = " / ".join(f"{here.computing(rank):.0%}" for rank in range(len(here.ranks)))
     return [
-        NAMES[name],
-        f"{survey:g} s" if survey else "-",
-        f"{survey_speedup(name):.2f}x" if survey else "-",
-        seconds_text(here.epoch_seconds),
-        f"{speedup(ran, name):.2f}x",
+        name,
+        f"{survey:g} s, {survey_speedup(name):.2f}x" if survey else "-",
+        f"{seconds_text(here.epoch_seconds)}, {speedup(ran, name):.2f}x",
         working,
-        bytes_text(here.sent_bytes),
         bytes_text(here.planned_bytes) if here.planned_bytes else "-",
         bytes_text(here.measured_bytes) if here.measured_bytes else "-",
     ]

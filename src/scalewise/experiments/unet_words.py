@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from scalewise.phases import PHASES
 from scalewise.published.unet import DATA_PARALLEL, MODEL_PARALLEL, SINGLE, SURVEY_EPOCH_SECONDS
 from scalewise.results.units import bytes_text, seconds_text
 from scalewise.timeline import Span, Timeline
 
-PIPELINE = "pipeline"
-NAMES = {SINGLE: "one device", DATA_PARALLEL: "data parallel", MODEL_PARALLEL: "model parallel", PIPELINE: "pipeline"}
+PIPELINE, SHARDED = "pipeline", "sharded"
+NAMES = {
+    SINGLE: "one device",
+    DATA_PARALLEL: "data parallel",
+    MODEL_PARALLEL: "model parallel",
+    PIPELINE: "pipeline",
+    SHARDED: "sharded",
+}
 COMPUTING = ("load", "forward", "loss", "backward", "update")
 EVEN = 0.03
 """Times that differ by less are called equal."""
+APART = 0.2
+"""Steps that were watched and steps that were measured: when they differ by more, it is said."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,8 @@ class Ran:
     measured_bytes: int | None = None
     step: tuple[Span, ...] = ()
     """One of the steps, on all ranks, from 0 on."""
+    watched_seconds: float | None = None
+    """Of a step of the run that told the phases; what it told is stretched to the step that was measured."""
 
     def computing(self, rank: int) -> float:
         """The part of the step in which a rank computes."""
@@ -62,23 +73,53 @@ class Spot:
 
 
 def phases_by_rank(timeline: Timeline, ranks: int) -> tuple[dict[str, float], ...]:
-    """Seconds per step."""
+    """Seconds per step, of the quicker half of the steps: what disturbs makes them longer, never shorter."""
     found: list[dict[str, float]] = [{} for _ in range(ranks)]
-    steps = len({span.step for span in timeline.spans})
-    for span in timeline.spans:
-        if span.lane == "compute":
-            found[span.rank][span.phase] = found[span.rank].get(span.phase, 0.0) + span.seconds / steps
+    steps = _by_seconds(timeline)
+    quicker = steps[: (len(steps) + 1) // 2]
+    for span in [span for spans in quicker for span in spans if span.lane == "compute"]:
+        found[span.rank][span.phase] = found[span.rank].get(span.phase, 0.0) + span.seconds / len(quicker)
     return tuple({phase: each[phase] for phase in PHASES if phase in each} for each in found)
+
+
+def _by_seconds(timeline: Timeline) -> list[list[Span]]:
+    """The spans of every step, the quickest first."""
+    steps: dict[int, list[Span]] = {}
+    for span in timeline.spans:
+        steps.setdefault(span.step, []).append(span)
+    return sorted(steps.values(), key=lambda spans: sum(span.seconds for span in spans))
+
+
+def as_measured(ran: Ran) -> Ran:
+    """Phases and the step that is shown, stretched to the seconds of the step that was measured in another run."""
+    watched = max((sum(phases.values()) for phases in ran.ranks), default=0.0)
+    shown = max((span.start + span.seconds for span in ran.step), default=0.0)
+    if not watched:
+        return ran
+    phases, spans = ran.step_seconds / watched, ran.step_seconds / shown if shown else 1.0
+    return replace(
+        ran,
+        ranks=tuple({phase: seconds * phases for phase, seconds in each.items()} for each in ran.ranks),
+        step=tuple(replace(span, start=span.start * spans, seconds=span.seconds * spans) for span in ran.step),
+        watched_seconds=watched,
+    )
+
+
+def apart(ran: Mapping[str, Ran]) -> list[str]:
+    """Where the run that told the phases was not like the one that was measured."""
+    return [
+        f"A step of {NAMES[name]} took {seconds_text(each.watched_seconds)} in the run that tells its phases, and "
+        f"{seconds_text(each.step_seconds)} where it was measured: read its shares with care."
+        for name, each in ran.items()
+        if each.watched_seconds and abs(each.watched_seconds / each.step_seconds - 1) > APART
+    ]
 
 
 def typical_step(timeline: Timeline) -> tuple[Span, ...]:
     """The one in the middle by its seconds. Clocks of GPUs start at 0 on every rank: those are put side by side."""
-    steps: dict[int, list[Span]] = {}
-    for span in timeline.spans:
-        steps.setdefault(span.step, []).append(span)
-    if not steps:
+    ordered = _by_seconds(timeline)
+    if not ordered:
         return ()
-    ordered = sorted(steps.values(), key=lambda spans: sum(span.seconds for span in spans))
     chosen = ordered[len(ordered) // 2]
     starts = {span.rank: min(each.start for each in chosen if each.rank == span.rank) for span in chosen}
     longest = max(sum(each.seconds for each in chosen if each.rank == rank) for rank in starts)
@@ -117,14 +158,15 @@ def comparison(ran: Mapping[str, Ran]) -> list[str]:
 def _data_parallel(ran: Mapping[str, Ran]) -> str:
     here, alone = ran[DATA_PARALLEL], ran[SINGLE]
     ours, theirs = speedup(ran, DATA_PARALLEL), survey_speedup(DATA_PARALLEL)
-    other = 1 - min(here.computing(rank) for rank in range(len(here.ranks)))
+    other = 1 - fmean(here.computing(rank) for rank in range(len(here.ranks)))
     share = here.computing_seconds / len(here.ranks) / alone.computing_seconds
     return (
         f"Data parallel: an epoch takes {seconds_text(here.epoch_seconds)} on two devices and "
         f"{seconds_text(alone.epoch_seconds)} on one, {ours:.2f}x; the survey has {theirs:.2f}x. Each device computes "
-        f"{share:.0%} as long as one alone, for half the samples, and spends {other:.0%} of its step on "
-        f"{bytes_text(here.sent_bytes)} of gradients. If the survey's GPUs computed half as long, they spent "
-        f"{1 - theirs / 2:.0%} of theirs on it: {_more_or_less(other, 1 - theirs / 2)} than here."
+        f"{share:.0%} as long as one alone, for half the samples; {other:.0%} of the step, in the mean of both, goes "
+        f"to {bytes_text(here.sent_bytes)} of gradients and to waiting for the other. If the survey's GPUs computed "
+        f"half as long, they spent {1 - theirs / 2:.0%} of theirs on it: {_more_or_less(other, 1 - theirs / 2)} than "
+        "here."
     )
 
 
@@ -181,7 +223,7 @@ def _more_or_less(here: float, there: float) -> str:
 def sweep_words(spots: Sequence[Spot], limit_GB: float) -> list[str]:
     """Where data parallelism no longer fits, or no longer wins."""
     said = []
-    for strategy in (SINGLE, DATA_PARALLEL, MODEL_PARALLEL, PIPELINE):
+    for strategy in NAMES:
         own = sorted((spot for spot in spots if spot.strategy == strategy), key=lambda spot: spot.parameters)
         full = [spot for spot in own if spot.status == "oom"]
         ran = [spot for spot in own if spot.samples_per_second]
@@ -209,9 +251,9 @@ def _winners(spots: Sequence[Spot]) -> list[str]:
     ordered = sorted(best.values(), key=lambda spot: spot.parameters)
     if not ordered:
         return []
-    lost = next((spot for spot in ordered if spot.strategy in (MODEL_PARALLEL, PIPELINE)), None)
+    lost = next((spot for spot in ordered if spot.strategy not in (SINGLE, DATA_PARALLEL)), None)
     if lost is None:
-        return [f"No model parallelism was the quickest anywhere, up to {millions(ordered[-1])} parameters."]
+        return [f"Nothing that divides the model was the quickest anywhere, up to {millions(ordered[-1])} parameters."]
     rival = next((spot for spot in spots if spot.workload == lost.workload and spot.strategy == DATA_PARALLEL), None)
     if rival and rival.samples_per_second and lost.samples_per_second:
         ahead = lost.samples_per_second / rival.samples_per_second

@@ -32,7 +32,9 @@ def footprint_of(profile: ProfileDocument) -> Footprint:
 
 
 def _sections(profile: ProfileDocument) -> tuple[Section, ...]:
-    """As if every layer gave what it puts out to the next one only."""
+    """As if every layer gave what it puts out to the next one only; none where nobody knows what that is."""
+    if not any(layer.activation_bytes for layer in profile.layers):
+        return ()
     return tuple(
         Section(
             name=layer.name,

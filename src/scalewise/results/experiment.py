@@ -64,7 +64,7 @@ class ExperimentResult(Printable):
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = []
         if self.rows:
-            table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 3, 0, 0))
+            table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
             for number, column in enumerate(self.columns):
                 table.add_column(column, justify="left" if number == 0 else "right")
             for row in self.rows:

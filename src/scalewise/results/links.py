@@ -106,19 +106,19 @@ class LinkReport(Printable):
 
 def _table(operations: Sequence[MeasuredOperation]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("operation")
-    for title in ("n", "from", "latency", "bandwidth", "fit within", "smallest", "largest"):
+    table.add_column("operation", no_wrap=True)
+    for title in ("n", "from", "latency", "bandwidth", "fit", "largest"):
         table.add_column(title, justify="right", no_wrap=True)
     for each in operations:
-        ends = [f"{bytes_text(size)} in {seconds_text(taken)}" for size, taken in (each.points[0], each.points[-1])]
+        size, taken = each.points[-1]
         table.add_row(
             each.operation,
             str(each.devices),
             bytes_text(each.from_bytes) if each.from_bytes else "",
             seconds_text(each.latency_us * 1e-6),
             f"{each.GBps:.3g} GB/s",
-            f"{each.error_percent:.0f} %",
-            *ends,
+            f"±{each.error_percent:.0f} %",
+            f"{bytes_text(size)} in {seconds_text(taken)}",
         )
     return table
 

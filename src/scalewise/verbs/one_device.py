@@ -92,7 +92,8 @@ def _given(asked: Asked, workload: str | Workload, step_time: str) -> Known:
     device = asked.cluster.devices[0].name
     source = f"one step of {seconds:g} s at batch {batch} and its layers' flops"
     if isinstance(workload, str) and workload in OUTLINES:
-        return Known(outlined_profile(workload, device, {batch: seconds}), source, batch)
+        unknown = "what its layers put out is not known: memory is that of weights alone, and stages are left out"
+        return Known(outlined_profile(workload, device, {batch: seconds}), f"{source} ({unknown})", batch)
     layers, input_bytes = _layers(workload, asked)
     name = workload if isinstance(workload, str) else workload.name
     return Known(given_profile(name, device, (seconds, batch), layers, input_bytes), source, batch)
