@@ -10,16 +10,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
-from palm import CHIPS, SEQUENCES, SHARING
+from palm import BF16, CHIPS, SEQUENCES, SHARING, TOKENS, WIDTH
 from palm import profile as palm_profile
+from scalewise.advice.rows import strategy_text
 from scalewise.clusters.catalogue import cluster_of
 from scalewise.errors import UserError
+from scalewise.plan import Section
+from scalewise.prediction.footprint import footprint_of
 from scalewise.prediction.predict import Predictor
 from scalewise.published.stevens import MODELS, stevens_profile
+from scalewise.results.profile import ProfileDocument
 from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 
@@ -54,15 +59,27 @@ def many(devices: int, strategy: str) -> Callable[[], int]:
     return predicted
 
 
-def hybrid(devices: int) -> Callable[[], int]:
+def hybrid(devices: int, strategy: Hybrid, profile: ProfileDocument) -> Callable[[], int]:
     """PaLM's layers, eight GPUs of a host to a model."""
 
     def predicted() -> int:
         cluster = cluster_of(f"8 x a100-nvlink, {devices // 8} hosts, infiniband-200")
-        Predictor(palm_profile(0.7), cluster).predict(Hybrid(tensor=8), devices, devices)
+        Predictor(profile, cluster).predict(strategy, devices, 32 * devices)
         return 1
 
     return predicted
+
+
+def staged() -> ProfileDocument:
+    """PaLM with a place to cut after every matrix."""
+    profile = palm_profile(0.7)
+    footprint = footprint_of(profile)
+    passed = TOKENS * WIDTH * BF16
+    sections = tuple(
+        Section(each.name, each.flops, BF16 * each.columns * each.rows, passed, (passed,), (passed,))
+        for each in footprint.matrices
+    )
+    return profile.model_copy(update={"footprint": asdict(replace(footprint, sections=sections))})
 
 
 def palm() -> int:
@@ -82,11 +99,13 @@ def cpu_seconds(work: Callable[[], int]) -> tuple[float, int]:
 def predictions() -> None:
     seconds, cells = cpu_seconds(grid)
     print(f"the study's grid, {len(STRATEGIES)} strategies, {cells} cells: {seconds:.2f} s of CPU time")
-    for strategy in ("mirrored", "parameter-server", "parameter-server-async"):
+    for name in ("mirrored", "sharded", "data-parallel", "parameter-server", "parameter-server-async"):
         for devices in (16, 4096, 65536):
-            print(f"{strategy} on {devices:,} devices: {1e3 * cpu_seconds(many(devices, strategy))[0]:.1f} ms")
-    for devices in (32, 4096, 65536):
-        print(f"hybrid on {devices:,} devices, 118 layers: {1e3 * cpu_seconds(hybrid(devices))[0]:.1f} ms")
+            print(f"{name} on {devices:,} devices: {1e3 * cpu_seconds(many(devices, name))[0]:.1f} ms")
+    for strategy, profile in ((Hybrid(tensor=8), palm_profile(0.7)), (Hybrid(stages=8), staged())):
+        for devices in (32, 4096, 65536):
+            seconds, _ = cpu_seconds(hybrid(devices, strategy, profile))
+            print(f"{strategy_text(strategy)} on {devices:,} devices, 118 layers: {1e3 * seconds:.1f} ms")
     print(f"hybrid on PaLM's {CHIPS:,} chips: {1e3 * cpu_seconds(palm)[0]:.1f} ms")
 
 

@@ -123,7 +123,7 @@ class Plan:
             if operation.send:
                 made += alike_sends(operation.send, operation.count)
             elif operation.collective:
-                made += operation.collective.sends
+                made += sends_among(operation.collective, operation.rank)
         return made
 
     @property
@@ -142,6 +142,17 @@ def alike_sends(send: Send, count: int) -> list[Send]:
     if send.source < send.target:
         return [replace(send, source=send.source + number) for number in range(count)]
     return [replace(send, target=send.target + number) for number in range(count)]
+
+
+def sends_among(collective: Collective, first: int) -> Sequence[Send]:
+    """Those of a collective between its own ranks, the first of which is this one."""
+    if not first and collective.stride == 1:
+        return collective.sends
+    stride = collective.stride
+    return [
+        replace(send, source=first + stride * send.source, target=first + stride * send.target)
+        for send in collective.sends
+    ]
 
 
 Ends = dict[int, tuple[int, ...]]
@@ -169,11 +180,11 @@ class PlanBuilder:
         )
         return (len(self.operations) - 1,)
 
-    def collective(self, phase: str, collective: Collective, after: Iterable[int]) -> tuple[int, ...]:
-        """Starts when all have come to it; nothing if there is nobody to exchange with."""
+    def collective(self, phase: str, collective: Collective, after: Iterable[int], first: int = 0) -> tuple[int, ...]:
+        """Starts when all have come to it, from rank `first` on; nothing if there is nobody to exchange with."""
         if collective.ranks == 1 or collective.bytes == 0:
             return tuple(after)
-        self.operations.append(Operation(phase, 0, tuple(after), collective=collective, count=collective.ranks))
+        self.operations.append(Operation(phase, first, tuple(after), collective=collective, count=collective.ranks))
         return (len(self.operations) - 1,)
 
     def transfer(self, phase: str, sends: Iterable[Send], after: Mapping[int, tuple[int, ...]], count: int = 1) -> Ends:

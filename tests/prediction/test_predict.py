@@ -12,7 +12,7 @@ from scalewise.prediction.calibrate import fit_link
 from scalewise.prediction.footprint import footprint_of
 from scalewise.prediction.predict import Predictor
 from scalewise.published.stevens import MODELS, load_seconds_per_clip, stevens_profile
-from scalewise.strategies.registry import strategy_of
+from scalewise.strategies.registry import STRATEGIES, strategy_of
 
 BOX = cluster_of("4x-gtx-1080-ti")
 THREADS = strategy_of("data-parallel:engine=threads")
@@ -90,3 +90,17 @@ def test_thousands_of_devices_are_simulated_as_one() -> None:
     assert (prediction.hosts, prediction.batch_per_device) == (512, 10)
     few, many = (predictor.simulate(strategy_of("mirrored"), count, 10 * count) for count in (16, 4096))
     assert len(many.timeline.spans) == len(few.timeline.spans)
+
+
+@pytest.mark.parametrize("strategy", sorted({*STRATEGIES} - {"single", "central-storage"}))
+def test_no_strategy_grows_with_the_devices(strategy: str) -> None:
+    """Those that cannot be there say so; none plans thousands one by one. Central storage stays on one host."""
+    predictor = Predictor(stevens_profile("linear"), cluster_of("8 x a100-nvlink, 512 hosts, infiniband-200"))
+    made = strategy_of("hybrid:stages=2" if strategy == "hybrid" else strategy)
+    if strategy in ("layers", "pipeline", "tensor"):
+        with pytest.raises(UserError):
+            predictor.predict(made, 4096, 40960)
+        return
+    few, many = (predictor.simulate(made, count, 10 * count) for count in (64, 4096))
+    assert len(many.operations) == len(few.operations)
+    assert predictor.predict(made, 4096, 40960).seconds > 0

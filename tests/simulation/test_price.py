@@ -59,3 +59,10 @@ def test_thousands_of_ranks_are_priced_by_their_different_hosts(monkeypatch: pyt
     cluster = cluster_of("8 x a100-nvlink, 512 hosts, 100gbe")
     price.collective_seconds(Collective("all_reduce", "nccl", 4096, BIG), network(cluster, 4096))
     assert len(asked) == 8
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])
+def test_bytes_through_one_of_many_are_told_by_a_few(operation: str) -> None:
+    collective = Collective(operation, "gloo", 48, BIG)
+    every = 2 * sum(send.bytes for send in collective.sends) / 48
+    assert price.bytes_through_rank(collective) == pytest.approx(every, rel=1e-3)

@@ -117,7 +117,8 @@ def test_a_step_of_tensor_is_compute_and_sums_in_turn() -> None:
 
 def test_hybrid_sums_inside_groups_and_reduces_between_them() -> None:
     plan = strategy_of("hybrid:tensor=2").plan(MODEL, 4, 3)
-    pairs = {frozenset((step.send.source, step.send.target)) for step in plan.operations if step.send}
+    assert not any(step.send for step in plan.operations)  # all is added up by the backend's own all-reduce
+    pairs = {frozenset((send.source, send.target)) for send in plan.sends}
     assert pairs == {frozenset(pair) for pair in ((0, 1), (2, 3), (0, 2), (1, 3))}
     inside = strategy_of("tensor").plan(MODEL, 2, 3)  # two samples here, one there
     own = sum(part_bytes(MODEL, declared_cuts(MODEL.matrices, 2), 0))
@@ -133,11 +134,18 @@ def test_hybrid_stages_are_pipelines_whose_gradients_are_reduced_stage_by_stage(
     plan = strategy_of("hybrid:stages=2").plan(replace(MODEL, sections=sections), 4, 6)
     inside = {(step.send.source, step.send.target) for step in plan.operations if step.send and step.phase == "receive"}
     assert inside == {(0, 1), (1, 0), (2, 3), (3, 2)}
-    reduced = [step.send for step in plan.operations if step.send and step.phase == "reduce"]
+    reduced = [send for send in plan.sends if abs(send.source - send.target) == 2]
     assert {(send.source, send.target) for send in reduced} == {(0, 2), (2, 0), (1, 3), (3, 1)}
     headers = 4 * 2 * 96  # two steps, two segments, two notices each
     assert sum(send.bytes for send in reduced if send.source in (0, 2)) == 2 * 400 + headers
     assert sum(send.bytes for send in reduced if send.source in (1, 3)) == 2 * 800 + headers
+
+
+def test_a_hybrid_of_one_group_is_what_it_has_inside() -> None:
+    sections = tuple(Section(str(number), 1000, 400, 100, (40,), (40,)) for number in range(4))
+    model = replace(MODEL, sections=sections)
+    for inside, alone in (("hybrid:tensor=2", "tensor"), ("hybrid:stages=2", "pipeline")):
+        assert strategy_of(inside).plan(model, 2, 6) == strategy_of(alone).plan(model, 2, 6)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ class Collective:
     piece_MB: float | None = None
     stride: int = 1
     """Between every so-manieth rank, while the ranks between them do the same: groups that share models."""
+    groups: int = 1
+    """So many like it, of ranks in a row each, are at it at the same time."""
 
     @property
     def sends(self) -> tuple[Send, ...]:

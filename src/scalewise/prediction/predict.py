@@ -20,20 +20,20 @@ from scalewise.simulation.layout import Layout, packed
 from scalewise.simulation.network import Network
 from scalewise.simulation.simulate import Seconds, Simulated, Simulator
 from scalewise.simulation.steady import ROUNDS, Steady
-from scalewise.strategies.alike_groups import alike_groups_plan
+from scalewise.strategies.alike_workers import alike_workers_plan
+from scalewise.strategies.data_parallel import DataParallel
 from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.registry import STRATEGIES
 from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy, batch_shares
-from scalewise.strategies.tensor import Tensor
 
 Bottleneck = Literal["network", "compute", "launch", "input", "memory", "idle"]
 UPDATED_ON_HOST = {"parameter-server", "parameter-server-async", "central-storage"}
 UPDATE_PASSES, HOST_UPDATE_GBps = 7, 10.0
 """Adam reads four numbers and writes three for each parameter; what a process moves in host memory is assumed."""
 FOLLOWED = 16
-"""Asynchronous workers, and devices of a hybrid, that are simulated one by one, at most."""
+"""Devices that are simulated one by one, at most, where they are workers of a server or a root, or of a hybrid."""
 LAUNCHING = 0.85
 """Half the samples taking more than this part of the seconds: the device waits to be told what to do."""
 
@@ -96,12 +96,13 @@ class Predictor:
         return self._simulator(strategy, layout, slow).simulate(plan, seconds)
 
     def _plan(self, strategy: Strategy, devices: int, batch: int) -> Plan:
-        """Of many groups of devices, all alike, one is planned."""
-        if isinstance(strategy, Hybrid) and not getattr(strategy, "stages", None) and devices > FOLLOWED:
-            strategy.check_devices(devices)
-            cuts = Tensor().cuts(self.footprint.matrices, strategy.inside)
-            return alike_groups_plan(self.footprint, cuts, devices, strategy.inside, batch, self.cluster.backend)
-        return strategy.plan(self.footprint, devices, batch, self.cluster.backend)
+        """Of many devices that are alike, or groups of them, the first are planned."""
+        backend = self.cluster.backend
+        if isinstance(strategy, Hybrid) and devices > FOLLOWED:
+            return strategy.plan_first(self.footprint, devices, batch, backend, FOLLOWED)
+        if isinstance(strategy, DataParallel) and strategy.engine == "ranks" and devices > FOLLOWED:
+            return alike_workers_plan(self.footprint, devices, batch, backend)
+        return strategy.plan(self.footprint, devices, batch, backend)
 
     def _simulator(self, strategy: Strategy, layout: Layout, slow: Mapping[int, float] | None) -> Simulator:
         conduct = self._conduct or conduct_of(getattr(strategy, "engine", None), self.cluster.backend)

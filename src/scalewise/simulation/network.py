@@ -96,25 +96,43 @@ class Network:
         entry = self.cluster.measured_for(SEND, self.cluster.backend, 2, hosts, bytes)
         return replace(link, GBps=entry.GBps, latency_us=entry.latency_us) if entry else link
 
-    def strided(self, stride: int) -> Network:
-        """Every `stride`-th rank, while the ranks between them do the same: what they share is shared out."""
-        cluster = self.cluster
-        per_host, at_once = max(1, cluster.devices_per_host // stride), min(stride, cluster.devices_per_host)
+    def among(self, ranks: int, stride: int = 1, groups: int = 1) -> Network:
+        """As one of several groups of ranks finds it that all do the same at once: what they share is shared out.
+
+        Groups are of so many ranks in a row, or of every `stride`-th rank.
+        """
+        on_host = max(self.layout.per_host)
+        if stride == 1:
+            at_once = min(groups, max(1, on_host // ranks))
+            return self if at_once == 1 else Network(self._shared_out(at_once), self.layout)
+        per_host = max(1, on_host // stride)
         hosts = -(-self.layout.workers // stride // per_host)
-        links = tuple(
-            replace(link, GBps=link.GBps / at_once) if link.shared else link
-            for link in cluster.links
-            if link.group is None or link.group > stride
-        )
+        cluster = self._shared_out(min(stride, on_host))
         smaller = replace(
             cluster,
             hosts=hosts,
             devices_per_host=per_host,
             devices=(replace(cluster.devices[0], count=per_host),),
-            links=links,
-            measured=(),
+            links=tuple(link for link in cluster.links if link.group is None or link.group > stride),
         )
         return Network(smaller, Layout((per_host,) * hosts))
+
+    def _shared_out(self, at_once: int) -> Cluster:
+        """To each of so many its part of what carries one thing after the other."""
+        cluster = self.cluster
+        shared = {link.between for link in cluster.links if link.shared or link.pairs}
+        return replace(
+            cluster,
+            links=tuple(
+                replace(link, GBps=link.GBps / at_once) if link.shared or link.pairs else link for link in cluster.links
+            ),
+            measured=tuple(
+                replace(each, GBps=each.GBps / at_once)
+                if ("hosts" if each.hosts > 1 else "devices") in shared
+                else each
+                for each in cluster.measured
+            ),
+        )
 
     def _need(self, between: str) -> Link:
         link = self.cluster.link(between)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scalewise.clusters.cluster import RING
 from scalewise.collectives.collective import Collective
@@ -16,6 +16,8 @@ SEND_BY_SEND = 4
 """Ranks up to which every send is followed."""
 FEW_HOSTS = 4
 """Hosts up to which each is looked at: two of them share what lies between."""
+FEW_RANKS = 16
+"""Ranks up to which the bytes of every send are added up."""
 
 
 def collective_seconds(collective: Collective, network: Network) -> float:
@@ -37,13 +39,25 @@ def link_bytes(operation: str, ranks: int, bytes: int) -> float:
     return bytes * (2 if operation == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
+def bytes_through_rank(collective: Collective) -> float:
+    """Sent plus received, in the mean: of N ranks each passes on all parts but one, so a few tell what many would."""
+    few = replace(collective, ranks=min(collective.ranks, FEW_RANKS))
+    through = 2 * sum(send.bytes for send in few.sends) / few.ranks
+    return through * (1 - 1 / collective.ranks) / (1 - 1 / few.ranks)
+
+
+def _hosts(collective: Collective, network: Network) -> int:
+    """That its ranks are on."""
+    return network.layout.host_of(collective.ranks - 1) + 1
+
+
 def _measured(collective: Collective, network: Network) -> float | None:
     """Only for just so many devices on so many hosts: elsewhere the constants mean something else."""
     if collective.piece_MB not in (None, PIECE_MB):
         return None
     operation = collective.operation if collective.piece_MB is None else RING
     entry = network.cluster.measured_for(
-        operation, collective.backend, collective.ranks, network.layout.hosts, collective.bytes
+        operation, collective.backend, collective.ranks, _hosts(collective, network), collective.bytes
     )
     if entry is None:
         return None
@@ -123,11 +137,12 @@ def _steps(collective: Collective, ring: _Ring, steps: int) -> float:
 
 def _all_reduce(collective: Collective, network: Network, ring: _Ring) -> float:
     seconds = _steps(collective, ring, 2 * (collective.ranks - 1))
-    if collective.backend != "nccl" or network.layout.hosts == 1:
+    hosts = _hosts(collective, network)
+    if collective.backend != "nccl" or hosts == 1:
         return seconds
     # NCCL's trees: few hops over many hosts; all bytes up and down.
     inside = max(network.layout.per_host) - 1
-    hops = 2 * math.ceil(math.log2(network.layout.hosts)) * ring.slowest.latency_seconds + 2 * inside * 3.4e-6
+    hops = 2 * math.ceil(math.log2(hosts)) * ring.slowest.latency_seconds + 2 * inside * 3.4e-6
     return min(seconds, hops + 2 * collective.bytes * ring.seconds_per_byte)
 
 

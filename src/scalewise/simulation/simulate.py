@@ -12,7 +12,7 @@ from scalewise.collectives.send import Send
 from scalewise.plan import Operation, Plan
 from scalewise.simulation.conduct import Conduct
 from scalewise.simulation.network import Network, Traffic
-from scalewise.simulation.price import collective_seconds
+from scalewise.simulation.price import bytes_through_rank, collective_seconds
 from scalewise.simulation.queues import run
 from scalewise.simulation.spans import spans_of, taking_part
 from scalewise.timeline import Timeline
@@ -66,6 +66,7 @@ class Simulator:
         beside = device.beside_memory if network.layout.workers > 1 else 1.0
         self.moved_seconds_per_byte = beside / (device.memory_GBps * 1e9)
         self._prices: dict[Collective, float] = {}
+        self._through: dict[Collective, float] = {}
         self._paces: dict[tuple[int, int], float] = {}
 
     def simulate(self, plan: Plan, seconds: Seconds) -> Simulated:
@@ -73,9 +74,17 @@ class Simulator:
 
     def price(self, collective: Collective) -> float:
         if collective not in self._prices:
-            network = self.network if collective.stride == 1 else self.network.strided(collective.stride)
+            network = self.network.among(collective.ranks, collective.stride, collective.groups)
             self._prices[collective] = collective_seconds(collective, network)
         return self._prices[collective]
+
+    def through_rank(self, collective: Collective) -> float:
+        """Bytes that its cores copy, where they do."""
+        if not self.copy_seconds_per_byte:
+            return 0.0
+        if collective not in self._through:
+            self._through[collective] = bytes_through_rank(collective)
+        return self._through[collective]
 
     def pace(self, rank: int, count: int) -> float:
         """How many times longer the slowest of these ranks takes than the device that was profiled."""
@@ -103,8 +112,8 @@ class _Step:
         self.seconds = seconds
         self.traffic = Traffic(simulator.network)
         self.device_free: dict[int, float] = defaultdict(float)
-        self.group_free: dict[int, float] = defaultdict(float)
-        """By the stride of the groups: those inside and those across do not wait for each other."""
+        self.group_free: dict[tuple[int, int], float] = defaultdict(float)
+        """By the first rank of a group and its stride: different groups do not wait for each other."""
         self.starts = [0.0] * len(plan.operations)
         self.computing = sorted({each.rank for each in plan.operations if not (each.send or each.collective)})
 
@@ -115,7 +124,7 @@ class _Step:
     def _place(self, position: int, ready: float) -> float:
         operation = self.operations[position]
         if operation.collective:
-            return self._exchange(position, operation.collective, ready)
+            return self._exchange(position, operation, operation.collective, ready)
         if operation.send:
             return self._send(position, operation, operation.send, ready)
         self.starts[position] = start = max(ready, self.device_free[operation.rank])
@@ -124,15 +133,14 @@ class _Step:
         self.device_free[operation.rank] = end = start + length * self.simulator.pace(operation.rank, operation.count)
         return end
 
-    def _exchange(self, position: int, collective: Collective, ready: float) -> float:
+    def _exchange(self, position: int, operation: Operation, collective: Collective, ready: float) -> float:
         length = self.simulator.price(collective)
-        self.starts[position] = start = max(ready, self.group_free[collective.stride])
-        self.group_free[collective.stride] = end = start + length
-        through = 0.0
-        if self.simulator.copy_seconds_per_byte:
-            through = 2 * sum(send.bytes for send in collective.sends) / collective.ranks
+        group = operation.rank, collective.stride
+        self.starts[position] = start = max(ready, self.group_free[group])
+        self.group_free[group] = end = start + length
         if self.simulator.costs_devices:
-            for rank in self.computing:
+            through = self.simulator.through_rank(collective)
+            for rank in taking_part(operation, self.computing):
                 self._take(rank, start, length, through)
         return end
 

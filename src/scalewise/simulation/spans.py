@@ -80,13 +80,21 @@ class _Waits:
 def taking_part(operation: Operation, ranks: Sequence[int]) -> list[int]:
     """Which of the ranks that compute, in order, a transfer touches."""
     if operation.send is None:
-        return list(ranks)
+        own = _own(operation)
+        return [rank for rank in ranks if rank in own]
     lower, upper = operation.send.source, operation.send.target
     if lower > upper:
         lower, upper = upper, lower
     first, end = bisect_left(ranks, lower), bisect_left(ranks, lower + operation.count)
     other = bisect_left(ranks, upper)
     return [*ranks[first:end], *ranks[other : other + (other < len(ranks) and ranks[other] == upper)]]
+
+
+def _own(operation: Operation) -> range:
+    collective = operation.collective
+    if collective is None:
+        return range(operation.rank, operation.rank + operation.count)
+    return range(operation.rank, operation.rank + collective.stride * collective.ranks, collective.stride)
 
 
 def _between(operation: Operation) -> bool:

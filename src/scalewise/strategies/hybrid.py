@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar
 
-from scalewise.collectives.collective import Collective
-from scalewise.collectives.send import Send
 from scalewise.errors import UserError
-from scalewise.plan import Ends, Footprint, Plan, PlanBuilder
+from scalewise.plan import Footprint, Plan, PlanBuilder
+from scalewise.strategies.alike_groups import AlikeGroups
 from scalewise.strategies.buckets import buckets_of
 from scalewise.strategies.cut_step import Pass, Sum, backward_pass, forward_pass, part_bytes
 from scalewise.strategies.cuts import Cut
 from scalewise.strategies.microbatches import microbatch_size, microbatches_for
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.schedules import schedule_of
-from scalewise.strategies.shares import share_sizes
+from scalewise.strategies.shares import split
 from scalewise.strategies.stage_cuts import stage_ranges
 from scalewise.strategies.stages_plan import StagesPlan
 from scalewise.strategies.strategy import AT_LEAST, IF_NONE, Backend
@@ -63,10 +61,24 @@ class Hybrid:
         links 0-2, 1-3                                | reduce bucket 0  | reduce bucket 1 |          as in `mirrored`
         """
         self.check_devices(devices)
+        return self._planned(footprint, batch, AlikeGroups(devices, self.inside, devices // self.inside, backend))
+
+    def plan_first(
+        self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo", followed: int = 1
+    ) -> Plan:
+        """The step of the first groups, in the midst of all the others; as long as the whole, whatever their number.
+
+        What meets on a host's links matters where stages send to each other: about so many devices are planned then.
+        """
+        self.check_devices(devices)
+        few = max(2, followed // self.inside) if self.stages else 1
+        planned = min(few, devices // self.inside)
+        return self._planned(footprint, batch, AlikeGroups(devices, self.inside, planned, backend))
+
+    def _planned(self, footprint: Footprint, batch: int, groups: AlikeGroups) -> Plan:
         if self.stages:
-            return _stages_plan(footprint, devices, self.stages, batch, backend)
-        cuts = Tensor().cuts(footprint.matrices, self.inside)
-        return _Step(footprint, cuts, devices, self.inside, batch, backend).plan()
+            return _stages_plan(footprint, groups, batch)
+        return _Step(footprint, Tensor().cuts(footprint.matrices, self.inside), groups, batch).plan()
 
 
 @dataclass(frozen=True)
@@ -82,30 +94,33 @@ class _Bucket:
 class _Step:
     """The plan under way."""
 
-    def __init__(
-        self, footprint: Footprint, cuts: dict[str, Cut], devices: int, parts: int, batch: int, backend: Backend
-    ) -> None:
+    def __init__(self, footprint: Footprint, cuts: dict[str, Cut], groups: AlikeGroups, batch: int) -> None:
         self.builder = PlanBuilder()
-        self.footprint, self.cuts = footprint, cuts
-        self.parts, self.backend = parts, backend
-        self.firsts = range(0, devices, parts)
+        self.footprint, self.cuts, self.groups = footprint, cuts, groups
+        shares = [split(batch, groups.count, number) for number in range(groups.planned)]
         # A group without samples computes one, with weight zero.
-        self.samples = [max(size, 1) for size in share_sizes(batch, len(self.firsts))]
-        self.done: list[tuple[int, ...]] = [() for _ in self.firsts]
+        self.samples = [max(share.stop - share.start, 1) for share in shares]
+        self.done: list[tuple[int, ...]] = [() for _ in shares]
 
     def plan(self) -> Plan:
         self._compute("load")
         self._go_through("forward", forward_pass(self.footprint.matrices, self.cuts), [])
         self._compute("loss")
         backward = backward_pass(self.footprint.matrices, self.cuts)
-        buckets = [bucket for part in range(self.parts) for bucket in self._buckets(part, backward.share)]
-        reduced = self._go_through("backward", backward, buckets if len(self.firsts) > 1 else [])
+        reduced = self._go_through("backward", backward, self._buckets(backward.share))
         self.done = [ends + reduced for ends in self.done]
         own = sum(part_bytes(self.footprint, self.cuts, 0)) / sum(self.footprint.parameter_bytes)
         self._compute("update", own)
         return self.builder.plan()
 
-    def _buckets(self, part: int, share: float) -> list[_Bucket]:
+    def _buckets(self, share: float) -> list[_Bucket]:
+        """Of all parts; where one group stands for the others, the first and largest part stands for the others."""
+        if self.groups.count == 1:
+            return []
+        parts = range(self.groups.inside if self.groups.all_planned else 1)
+        return [bucket for part in parts for bucket in self._buckets_of(part, share)]
+
+    def _buckets_of(self, part: int, share: float) -> list[_Bucket]:
         """As DDP packs what this part has."""
         sizes = part_bytes(self.footprint, self.cuts, part)
         ready = list(accumulate(self.footprint.backward_shares([range(at, at + 1) for at in range(len(sizes))])))
@@ -121,58 +136,51 @@ class _Step:
         last: dict[int, tuple[int, ...]] = {}
         events: list[Sum | _Bucket] = [*passed.sums, *buckets]
         for event in sorted(events, key=lambda each: each.at):
-            self._compute(phase, event.at - before)
+            if isinstance(event, Sum) or event.at > before:  # buckets of all parts are ready at once
+                self._compute(phase, event.at - before)
             before = event.at
             if isinstance(event, Sum):
                 self._sum(event)
             else:
-                ranks = [first + event.part for first in self.firsts]
-                ready = {rank: ends + last.get(event.part, ()) for rank, ends in zip(ranks, self.done, strict=True)}
-                last[event.part] = self._exchange(event.bytes, ranks, ready)
+                ready = tuple(position for ends in self.done for position in ends) + last.get(event.part, ())
+                last[event.part] = self.groups.sum_across(self.builder, event.part, event.bytes, ready)
         self._compute(phase, passed.share - before)
         return tuple(position for ends in last.values() for position in ends)
 
     def _sum(self, event: Sum) -> None:
-        for number, first in enumerate(self.firsts):
-            ranks = range(first, first + self.parts)
-            ready = dict.fromkeys(ranks, self.done[number])
-            self.done[number] = self._exchange(event.bytes * self.samples[number], ranks, ready)
+        self.done = [
+            self.groups.sum_inside(self.builder, first, event.bytes * samples, ends)
+            for first, samples, ends in zip(self.groups.firsts, self.samples, self.done, strict=True)
+        ]
 
     def _compute(self, phase: str, share: float = 1.0) -> None:
         self.done = [
-            self.builder.compute(phase, first, samples, ends, share, self.parts)
-            for first, samples, ends in zip(self.firsts, self.samples, self.done, strict=True)
+            self.builder.compute(phase, first, samples, ends, share, self.groups.alike(first))
+            for first, samples, ends in zip(self.groups.firsts, self.samples, self.done, strict=True)
         ]
 
-    def _exchange(self, bytes: int, ranks: Sequence[int], ready: Ends) -> tuple[int, ...]:
-        sends = sends_among(Collective("all_reduce", self.backend, len(ranks), bytes), ranks)
-        ends = self.builder.transfer("reduce", sends, ready)
-        return tuple(sorted({position for positions in ends.values() for position in positions}))
 
-
-def sends_among(collective: Collective, ranks: Sequence[int]) -> list[Send]:
-    """Those of a collective between some of the ranks."""
-    return [replace(send, source=ranks[send.source], target=ranks[send.target]) for send in collective.sends]
-
-
-def _stages_plan(footprint: Footprint, devices: int, stages: int, batch: int, backend: Backend) -> Plan:
+def _stages_plan(footprint: Footprint, groups: AlikeGroups, batch: int) -> Plan:
     """A pipeline in every group; when it is through, gradients are all-reduced stage by stage, all at once."""
     builder = PlanBuilder()
     pipeline = Pipeline()
-    firsts = range(0, devices, stages)
-    share = -(-batch // len(firsts))
+    stages, share = groups.inside, -(-batch // groups.count)
     count = microbatches_for(share, stages, pipeline.schedule, pipeline.microbatches)
     ranges = stage_ranges(footprint.sections, stages, share)
     size = microbatch_size(share, count)
-    lines = [StagesPlan(footprint, ranges, range(first, first + stages), backend, size) for first in firsts]
+    schedule = schedule_of(pipeline.schedule, stages, 1, count)
+    lines = [
+        StagesPlan(footprint, ranges, range(first, first + stages), groups.backend, size) for first in groups.firsts
+    ]
     ends: dict[int, tuple[int, ...]] = {}
     for line in lines:
-        ends |= line.add_to(builder, schedule_of(pipeline.schedule, stages, 1, count))
+        ends |= line.add_to(builder, schedule)
     for stage, sections in enumerate(ranges):
-        ranks = [first + stage for first in firsts]
         held = sum(footprint.sections[at].parameter_bytes for at in sections)
-        sends = sends_among(Collective("all_reduce", backend, len(ranks), held), ranks)
-        ends |= builder.transfer("reduce", sends, {rank: ends[rank] for rank in ranks})
+        if held and groups.count > 1:
+            ranks = [first + stage for first in groups.firsts]
+            ready = tuple(position for rank in ranks for position in ends[rank])
+            ends |= dict.fromkeys(ranks, groups.sum_across(builder, stage, held, ready))
     for line in lines:
         line.add_update(builder, ends, share)
     return builder.plan()

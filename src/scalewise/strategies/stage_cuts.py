@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Literal
 
@@ -15,6 +17,7 @@ FLOPS_PER_BYTE = 10
 """Flops that take a device as long as moving one byte: 5 to 20 on CPU cores and GPUs in float32."""
 SLACK = 1.05
 """Cuts whose slowest stage takes this much longer than that of the best are as good; what is held and sent decides."""
+HALVINGS = 40
 MODEL_COPIES = 4
 """Weights, gradients and Adam's two moments."""
 
@@ -39,7 +42,7 @@ def stage_ranges(sections: Sequence[Section], stages: int, samples: int, cut: st
             f"{stages} stages are too many for this model: it can be cut into {len(sections)} at most "
             f"({_names(sections)}); use fewer devices"
         )
-    return _balanced(sections, stages, samples) if stages > 1 else [range(len(sections))]
+    return list(_balanced(tuple(sections), stages, samples)) if stages > 1 else [range(len(sections))]
 
 
 def _named(sections: Sequence[Section], stages: int, names: list[str]) -> list[range]:
@@ -59,40 +62,59 @@ def _named(sections: Sequence[Section], stages: int, names: list[str]) -> list[r
     return [range(first, end) for first, end in pairwise(bounds)]
 
 
-def _balanced(sections: Sequence[Section], stages: int, samples: int) -> list[range]:
+@lru_cache(maxsize=256)
+def _balanced(sections: tuple[Section, ...], stages: int, samples: int) -> tuple[range, ...]:
     """The quickest slowest stage; among those as good, the least memory on one device, then the least to send."""
     costs = [0.0, *accumulate(costs_of(sections))]
     held = [0, *accumulate(MODEL_COPIES * each.parameter_bytes + samples * each.kept_bytes for each in sections)]
     tenth = max(held[-1] // 10, 1)
-    quickest, _ = _best(len(sections), stages, lambda first, end: (costs[end] - costs[first], 0))
+    quickest = _quickest(costs, stages)
 
     def worth(first: int, end: int) -> Worth | None:
-        if costs[end] - costs[first] > SLACK * quickest[0]:
+        if costs[end] - costs[first] > SLACK * quickest:
             return None
         sent = sum(sections[end - 1].passed_bytes) if end < len(sections) else 0
         return (held[end] - held[first]) // tenth, sent
 
-    _, bounds = _best(len(sections), stages, worth)
-    return [range(first, end) for first, end in pairwise(bounds)]
+    bounds = _best(len(sections), stages, worth)
+    return tuple(range(first, end) for first, end in pairwise(bounds))
+
+
+def _quickest(costs: Sequence[float], stages: int) -> float:
+    """Of the slowest stage, in the evenest cut; `costs` are those of all sections before each, and of all."""
+
+    def is_enough(limit: float) -> bool:
+        at = 0
+        for _ in range(stages):
+            at = bisect_right(costs, costs[at] + limit) - 1
+        return at == len(costs) - 1
+
+    low, high = 0.0, costs[-1]
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
 
 
 Worth = tuple[float, int]
 """Of a stage: something whose largest counts, and something whose sum counts where that is equal; less is better."""
 
 
-def _best(count: int, stages: int, worth: Callable[[int, int], Worth | None]) -> tuple[Worth, tuple[int, ...]]:
+def _best(count: int, stages: int, worth: Callable[[int, int], Worth | None]) -> tuple[int, ...]:
     """The best way to cut `count` things in a row into `stages` runs, none empty: its worth, and the bounds."""
     found: dict[int, tuple[Worth, tuple[int, ...]]] = {0: ((0, 0), (0,))}
     for stage in range(1, stages + 1):
         reached: dict[int, tuple[Worth, tuple[int, ...]]] = {}
         for first, ((most, total), bounds) in found.items():
             for end in range(first + 1, count - (stages - stage) + 1):
-                if own := worth(first, end):
-                    new = (max(most, own[0]), total + own[1])
-                    if end not in reached or new < reached[end][0]:
-                        reached[end] = new, (*bounds, end)
+                own = worth(first, end)
+                if own is None:
+                    break
+                new = (max(most, own[0]), total + own[1])
+                if end not in reached or new < reached[end][0]:
+                    reached[end] = new, (*bounds, end)
         found = reached
-    return found[count]
+    return found[count][1]
 
 
 def _names(sections: Sequence[Section]) -> str:
