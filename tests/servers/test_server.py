@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
@@ -12,7 +13,8 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scalewise.servers.client import Client
-from scalewise.servers.meeting import announce_end
+from scalewise.servers.line import Line, pull_tag
+from scalewise.servers.meeting import announce, announce_end
 from scalewise.servers.server import Server
 from scalewise.session.rendezvous import LOOPBACK, open_store
 from scalewise.strategies.pieces import pieces_of
@@ -32,9 +34,15 @@ def _one_step(store: TCPStore, worker: int, gradient: float) -> float:
     return float(model.weight.detach())
 
 
-def test_a_synchronous_worker_that_is_early_is_not_updated_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    store = open_store(LOOPBACK, SECONDS)
+    return open_store(LOOPBACK, SECONDS)
+
+
+def test_a_synchronous_worker_that_is_early_is_not_updated_without_the_others(
+    monkeypatch: pytest.MonkeyPatch, store: TCPStore
+) -> None:
     sgd = partial(torch.optim.SGD, lr=1.0)
     server = Server(0, pieces_of(1, 4, 1, 1), torch.zeros(1), sgd, max_staleness=0, workers=2)
     [slot] = server.slots
@@ -56,3 +64,71 @@ def test_a_synchronous_worker_that_is_early_is_not_updated_without_the_others(mo
         finally:
             announce_end(store)
     assert serving.result().versions == 1
+
+
+def _push(store: TCPStore) -> Client:
+    """Worker 0 has sent its gradients, and is there as long as this is."""
+    model = nn.Linear(1, 1, bias=False)
+    client = Client(model, store, 0, servers=1, piece_MB=1, timeout_seconds=SECONDS)
+    client.begin(1)
+    model(torch.tensor([1.0])).backward()
+    client.finish_pushes()
+    return client
+
+
+def _served_with(store: TCPStore, server: Server) -> None:
+    """Serve one worker, which pushes and does not wait for an answer; raises what the server does."""
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            serving = threads.submit(server.serve, store)
+            client = _push(store)
+            serving.result(SECONDS)
+            del client
+        finally:
+            announce_end(store)
+
+
+def _server(optimizer: Callable[..., torch.optim.Optimizer]) -> Server:
+    return Server(0, pieces_of(1, 4, 1, 1), torch.zeros(1), optimizer, max_staleness=None, workers=1)
+
+
+class Broken(torch.optim.SGD):
+    def step(self, closure: object = None) -> None:  # type: ignore[override] # noqa: ARG002
+        raise RuntimeError("expected scalar type Half but found Float")
+
+
+def test_an_error_of_the_optimizer_ends_the_server_and_is_no_lost_worker(store: TCPStore) -> None:
+    server = _server(partial(Broken, lr=1.0))
+    with pytest.raises(RuntimeError, match="expected scalar type Half but found Float"):
+        _served_with(store, server)
+    assert server.outcome.lost == []
+
+
+def test_an_error_on_a_new_version_ends_the_server(store: TCPStore) -> None:
+    server = _server(partial(torch.optim.SGD, lr=1.0))
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    server.on_version = full
+    with pytest.raises(OSError, match="No space left on device"):
+        _served_with(store, server)
+    assert server.outcome.lost == []
+
+
+def test_synchronous_weights_are_not_updated_without_a_worker_that_is_gone(store: TCPStore) -> None:
+    sgd = partial(torch.optim.SGD, lr=1.0)
+    server = Server(0, pieces_of(1, 4, 1, 1), torch.zeros(1), sgd, max_staleness=0, workers=2)
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            serving = threads.submit(server.serve, store)
+            stays = _push(store)
+            place = announce(store, 1)
+            goes = Line(store, f"{place}/0", "worker", SECONDS)
+            goes.receive(torch.empty(1), pull_tag(0)).wait()
+            del goes
+            stays.leave()
+        finally:
+            announce_end(store)
+    assert serving.result().versions == 0
+    assert server.outcome.lost == [1]

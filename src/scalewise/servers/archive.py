@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from scalewise.servers.line import PATIENT_SECONDS, Line
+from scalewise.servers.line import PATIENT_SECONDS, Line, LineLost, on_the_line
 from scalewise.servers.server import Server
 from scalewise.strategies.pieces import Piece
 
@@ -57,12 +57,26 @@ class Archive:
             line.send(torch.tensor([_THE_END])).wait()
 
     def _answer(self, line: Line) -> None:
+        try:
+            self._answer_until_the_end(line)
+        except LineLost:  # with server 0 the run is over, and others say so
+            return
+        except BaseException as error:
+            self.server.fail(error)
+
+    def _answer_until_the_end(self, line: Line) -> None:
         asked = torch.empty(1, dtype=torch.int64)
-        while line.receive(asked).wait() and (version := int(asked)) != _THE_END:
+        while (version := self._next_question(line, asked)) != _THE_END:
             with self.server.version_changed:
                 self.server.version_changed.wait_for(lambda: self.server.version >= version)
             for tensor in self._own():
-                line.send(tensor).wait()
+                with on_the_line():
+                    line.send(tensor).wait()
+
+    def _next_question(self, line: Line, asked: Tensor) -> int:
+        with on_the_line():
+            line.receive(asked).wait()
+        return int(asked)
 
     def _own(self) -> Iterator[Tensor]:
         """Copies, all of one moment."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -12,6 +14,19 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 HEADER_TAG = 0
 PATIENT_SECONDS = 24 * 3600.0
 """A server waits for its workers however long they compute: that one hangs is for the launcher to find out."""
+
+
+class LineLost(Exception):
+    """The other end is gone."""
+
+
+@contextmanager
+def on_the_line() -> Iterator[None]:
+    """Around nothing but what is done on a line: gloo's errors are plain RuntimeErrors, as many others are."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LineLost(str(error)) from error
 
 
 class Line:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Condition, Thread
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from scalewise.servers.attendance import Attendance
 from scalewise.servers.client import GOODBYE
-from scalewise.servers.line import PATIENT_SECONDS, Line, pull_tag, push_tag
+from scalewise.servers.line import PATIENT_SECONDS, Line, LineLost, on_the_line
 from scalewise.servers.meeting import arrivals
 from scalewise.servers.slot import Push, Slot
 from scalewise.strategies.pieces import Piece
@@ -78,7 +80,8 @@ class Server:
         self.on_version: Callable[[int], None] = lambda _: None
         """Called when all pieces have reached a version, before the workers that wait for it may go on."""
         self.announced = 0
-        self.attended: dict[int, _Attendance] = {}
+        self.attended: dict[int, Attendance] = {}
+        self._over: Future[None] = Future()
 
     @property
     def version(self) -> int:
@@ -86,35 +89,61 @@ class Server:
         return min((slot.version for slot in self.slots), default=0)
 
     def serve(self, store: Store) -> Served:
-        """Until the end is announced and every worker has said goodbye or gone."""
-        threads: list[Thread] = []
-        for place, worker in arrivals(store):
-            thread = Thread(target=self._attend, args=(store, place, worker), daemon=True, name=f"worker-{worker}")
-            thread.start()
-            threads.append(thread)
-        for thread in threads:
-            thread.join(_END_SECONDS)
+        """Until the end is announced and every worker has said goodbye or gone.
+
+        That a worker is gone is for the launcher to judge; any other error, on whichever thread, is raised here.
+        """
+        self._start("arrivals", self._welcome, store)
+        self._over.result()
         self.outcome.versions = self.version
         for slot in self.slots[:1]:
             self.outcome.staleness = slot.staleness
         return self.outcome
 
+    def fail(self, error: BaseException) -> None:
+        """Ends `serve` with the error, unless another has already."""
+        with suppress(InvalidStateError):
+            self._over.set_exception(error)
+
+    def _start(self, name: str, work: Callable[..., None], *args: Any) -> Thread:
+        def guarded() -> None:
+            try:
+                work(*args)
+            except BaseException as error:
+                self.fail(error)
+
+        thread = Thread(target=guarded, daemon=True, name=name)
+        thread.start()
+        return thread
+
+    def _welcome(self, store: Store) -> None:
+        threads = [
+            self._start(f"worker-{worker}", self._attend, store, place, worker) for place, worker in arrivals(store)
+        ]
+        for thread in threads:
+            thread.join(_END_SECONDS)
+        with suppress(InvalidStateError):  # failed
+            self._over.set_result(None)
+
     def _attend(self, store: Store, place: int, worker: int) -> None:
         try:
-            line = Line(store, f"{place}/{self.number}", "server", PATIENT_SECONDS)
-            attendance = _Attendance(worker, line, self.weights, copies=not self.synchronous)
+            with on_the_line():
+                line = Line(store, f"{place}/{self.number}", "server", PATIENT_SECONDS)
+            attendance = Attendance(worker, line, self.weights, copies=not self.synchronous)
             self.attended[place] = attendance
             self._send_first(place, attendance)
             while (samples := attendance.next_header()) != GOODBYE:
                 for slot in self.slots:
                     push = Push([attendance.next_gradient(piece) for piece in slot.pieces], samples)
                     slot.arrive(place, push, self._answer)
-        except RuntimeError:  # gloo: the other end is gone
+        except LineLost:
             self.outcome.lost.append(worker)
+            if self.synchronous:  # the run is over: an update without this worker is not to be made, or saved
+                return
         for slot in self.slots:
             slot.drop(place, self._answer)
 
-    def _send_first(self, place: int, attendance: _Attendance) -> None:
+    def _send_first(self, place: int, attendance: Attendance) -> None:
         for slot in self.slots:
             with slot.lock:
                 slot.holding[place] = slot.version
@@ -133,50 +162,6 @@ class Server:
             attendance = self.attended[place]
             whole_push = slot is self.slots[-1]
             self.outcome.applied[attendance.worker] += whole_push
-            with suppress(RuntimeError):  # gone in the meantime: its own thread finds out
+            with suppress(LineLost):  # gone in the meantime: its own thread finds out
                 attendance.send(slot)
                 self.outcome.acknowledged[attendance.worker] += whole_push
-
-
-class _Attendance:
-    """One worker's line, with memory for what comes and, where others may change weights meanwhile, what goes."""
-
-    def __init__(self, worker: int, line: Line, weights: dict[int, nn.Parameter], *, copies: bool) -> None:
-        self.worker, self.line, self.weights = worker, line, weights
-        self.header = torch.empty(1, dtype=torch.int64)
-        self.inbox = {piece: torch.empty_like(weight, requires_grad=False) for piece, weight in weights.items()}
-        self.outbox = {piece: torch.empty_like(tensor) for piece, tensor in self.inbox.items()} if copies else None
-        self.sent: dict[int, Any] = {}
-        self.awaited: dict[int, Any] = {}
-        self.awaited_header: Any = None
-
-    def expect_push(self) -> None:
-        """Posted before it comes: gloo holds a message back until somebody waits for it."""
-        self.awaited_header = self.line.receive(self.header)
-        for piece in self.inbox:
-            self._expect(piece)
-
-    def next_header(self) -> int:
-        self.awaited_header.wait()
-        samples = int(self.header)
-        if samples != GOODBYE:
-            self.awaited_header = self.line.receive(self.header)
-        return samples
-
-    def next_gradient(self, piece: int) -> Tensor:
-        self.awaited[piece].wait()
-        return self.inbox[piece]
-
-    def send(self, slot: Slot) -> None:
-        """The slot's weights; afterwards its gradients are no longer needed, and the next may come."""
-        for piece in slot.pieces:
-            leaving = self.weights[piece].detach()
-            if piece in self.sent:
-                self.sent[piece].wait()
-                self._expect(piece)
-            if self.outbox is not None:
-                leaving = self.outbox[piece].copy_(leaving)
-            self.sent[piece] = self.line.send(leaving, pull_tag(piece))
-
-    def _expect(self, piece: int) -> None:
-        self.awaited[piece] = self.line.receive(self.inbox[piece], push_tag(piece))

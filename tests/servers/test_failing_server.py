@@ -1,0 +1,31 @@
+"""A server that cannot go on ends the run; real processes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scalewise.session.failure import RankFailed
+from scalewise.session.placement import Placement
+from scalewise.step.settings import Settings
+from scalewise.strategies.registry import strategy_of
+from scalewise.training.loop import Report
+from scalewise.training.request import Request
+from scalewise.training.task import train_task
+from scalewise.verbs.opening import open_session
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    settings = Settings(4, None, 10**6, checkpoint=folder / "tiny.safetensors", checkpoint_every=5)
+    endless = Request("tests.tiny:float32", strategy_of("parameter-server-async"), settings)
+    with open_session(endless.strategy, Placement(2, "cpu")) as session:
+
+        def take_away(_rank: int, _report: Report) -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+        with pytest.raises(RankFailed, match=r"cannot write .*tiny\.safetensors: No such file or directory"):
+            session.run(train_task, endless, on_report=take_away)
