@@ -126,8 +126,8 @@ def main() -> None:
     console.print(table)
     console.print(
         f"median difference {difference:.1f} % (wanted: {WANTED_PERCENT:g} %; halves of the quick parts: "
-        f"{repeat:.1f} %); quick takes {seconds['quick']:.0f} s, paper {seconds['paper']:.0f} s: {share:.2f} of the time "
-        f"(wanted: {WANTED_SHARE:g})"
+        f"{repeat:.1f} %); quick takes {seconds['quick']:.0f} s, paper {seconds['paper']:.0f} s: {share:.2f} of the "
+        f"time (wanted: {WANTED_SHARE:g})"
     )
     if options.json:
         summary = {"median_difference_percent": difference, "repeat_percent": repeat, "share_of_time": share}
