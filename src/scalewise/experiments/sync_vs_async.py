@@ -2,63 +2,46 @@
 
 Both train the U-Net on two workers with one parameter server, from the same weights on the same data; what counts is
 the time until the training loss, averaged over the last 160 samples, has come down to a given one: what the synchronous
-run on equal devices reaches half-way through its steps.
+run on equal devices reaches half-way through its steps. The worker that dies does so well before that.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-import torch
+import psutil
 
 from scalewise.atomic import write_atomically
+from scalewise.data.data import DataRequest
 from scalewise.errors import RunFailed
-from scalewise.experiments.curves import Point, later, seconds_to, smooth
-from scalewise.experiments.sync_vs_async_figure import WINDOW_SAMPLES, draw
-from scalewise.experiments.sync_vs_async_words import findings
+from scalewise.experiments.curves import Point, seconds_to
+from scalewise.experiments.remarks import load_remarks
+from scalewise.experiments.sync_vs_async_death import train_through_death
+from scalewise.experiments.sync_vs_async_figure import draw
+from scalewise.experiments.sync_vs_async_runs import Ran, Runs
+from scalewise.experiments.sync_vs_async_words import Times, findings, reached_before_death, shared_cores
+from scalewise.findings.machine import machine_text
 from scalewise.results.experiment import ExperimentResult
+from scalewise.results.lock import sole_writer
 from scalewise.results.train import TrainResult
 from scalewise.results.units import seconds_text
-from scalewise.session.hardware import device_name
+from scalewise.session.cores import allowed_cores
 from scalewise.session.hosts import obstacle
+from scalewise.verbs.surroundings import surroundings
 from scalewise.verbs.train import train
-
-SYNCHRONOUS, ASYNCHRONOUS = "parameter-server", "parameter-server-async"
-WORKLOAD, WORKERS, BATCH = "unet", 2, 16
-TARGET_AT = 0.5
-SLOW_LINK = "50mbit"
-DEATH_AT, CHECKPOINT_EVERY = 0.4, 10
-_DYING = '''"""The workload {name}, whose worker 1 is killed with signal 9 at its batch number {at}, once."""
-
-import os
-import signal
-from dataclasses import replace
-from pathlib import Path
-
 from scalewise.workloads.resolve import resolve
 
-DIED = Path(__file__).with_suffix(".died")
-
-
-def dying():
-    workload = resolve("{name}")
-    batches = 0
-
-    def loss(outputs, targets):
-        nonlocal batches
-        batches += 1
-        if batches == {at} and os.environ.get("SCALEWISE_RANK") == "1" and not DIED.exists():
-            DIED.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return workload.loss(outputs, targets)
-
-    return replace(workload, loss=loss)
-'''
+SYNCHRONOUS, ASYNCHRONOUS = "parameter-server", "parameter-server-async"
+WORKLOAD, WORKERS, SERVERS, BATCH = "unet", 2, 1, 16
+TARGET_AT, DEATH_AT = 0.5, 0.125
+"""Parts of the steps. Asynchronous training may need a third of them to the target: the death comes before."""
+SLOW_LINK = "50mbit"
+COLUMNS = ["synchronous", "asynchronous", "samples/s", "samples/s", "last loss", "last loss", "staleness"]
 
 
 @dataclass(frozen=True)
@@ -74,51 +57,50 @@ class Condition:
 CONDITIONS = (
     Condition("equal devices", "two equal workers, loopback"),
     Condition("a straggler", "worker 1 has half a core", {"slow": {1: 0.5}}),
-    Condition("a dying worker", "worker 1 is killed after 40 % of its work", dies=True),
-    Condition("a slow link", f"every worker and the server on a host of its own, {SLOW_LINK} links",
+    Condition("a dying worker", f"worker 1 is killed after {DEATH_AT:.1%} of its batches", dies=True),
+    Condition("a slow link", f"every worker and the server on a host of its own, {SLOW_LINK}",
               {"hosts": WORKERS, "link": SLOW_LINK}),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Ran:
-    """One run: its losses over time, what it came to, and why not if it did not come through."""
-
-    points: list[Point]
-    samples_per_second: float | None = None
-    staleness: float | None = None
-    reason: str = ""
+REFERENCE = CONDITIONS[0].name
+Done = Mapping[str, Mapping[str, Ran]]
+"""By condition and strategy, the synchronous one first."""
 
 
 def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult:
-    """About three minutes if quick, twenty if not."""
+    """About three minutes if quick, twenty if not. A folder with runs is gone on with."""
     steps = 120 if quick else 600
-    machine = device_name(torch.device("cpu"))
-    ran: dict[str, dict[str, Ran]] = {}
-    for condition in CONDITIONS:
-        if "link" in condition.options and (sentence := obstacle()):
-            tell(f"{condition.name}: left out, {sentence}")
-            continue
-        ran[condition.name] = {}
-        for strategy in (SYNCHRONOUS, ASYNCHRONOUS):
-            tell(f"{condition.name}: {strategy}, {steps} steps of {BATCH} samples ...")
-            train_it = _until_death_and_on if condition.dies else _straight
-            found = ran[condition.name][strategy] = train_it(condition, strategy, steps, out)
-            tell(f"  {found.reason or _told(found)}")
-    target = _target(ran["equal devices"][SYNCHRONOUS])
+    data = resolve(WORKLOAD).data(DataRequest())
+    here = surroundings(data.source, len(data), {"steps": steps, "batch": BATCH, "died at": DEATH_AT})
+    cores = len(allowed_cores())
+    remarks = load_remarks(psutil.getloadavg()[0], cores)
+    with sole_writer(out):
+        ran = _run_all(Runs(out, here), steps, tell)
+        return conclude(out, ran, machine_text(here, "cpu"), cores, remarks)
+
+
+def conclude(out: Path, ran: Done, machine: str, cores: int, remarks: Sequence[str] = ()) -> ExperimentResult:
+    """The figure, the table and what they say."""
+    target = _target(ran[REFERENCE][SYNCHRONOUS])
     times = {
-        name: {strategy: seconds_to(smooth(found.points, WINDOW_SAMPLES), target) for strategy, found in both.items()}
+        name: {strategy: seconds_to(found.smoothed, target) for strategy, found in both.items()}
         for name, both in ran.items()
     }
-    figures = draw(ran, target, machine, out)
+    about = {condition.name: condition.about for condition in CONDITIONS}
     result = ExperimentResult(
         "sync-vs-async",
-        findings(times, ran, target),
-        [f"time to loss {target:.2f} with", "synchronous", "asynchronous", "samples/s", "samples/s", "staleness"],
+        [*findings(times, ran, target), *shared_cores(WORKERS, SERVERS, cores), *remarks],
+        [f"time to loss {target:.2f} with", *COLUMNS],
         [_row(name, times[name], ran[name]) for name in ran],
-        figures,
+        draw(ran, about, target, _caption(machine), out),
         [out / "sync-vs-async.json", out / "findings.md"],
-        {"target_loss": target, "seconds_to_target": times, "machine": machine},
+        {
+            "target_loss": target,
+            "seconds_to_target": times,
+            "seconds_to_death": {
+                name: {strategy: found.death_seconds for strategy, found in both.items()} for name, both in ran.items()
+            },
+            "machine": machine,
+        },
         failed=sum(bool(found.reason) for both in ran.values() for found in both.values()),
     )
     curves = {
@@ -130,66 +112,64 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
     return result
 
 
-def _straight(condition: Condition, strategy: str, steps: int, _: Path) -> Ran:
-    return _ran(lambda: _train(WORKLOAD, strategy, steps, **condition.options))
+def _run_all(runs: Runs, steps: int, tell: Callable[[str], None]) -> Done:
+    ran: dict[str, dict[str, Ran]] = {}
+    for condition in CONDITIONS:
+        if "link" in condition.options and (sentence := obstacle()):
+            tell(f"{condition.name}: left out, {sentence}")
+            continue
+        ran[condition.name] = {}
+        for strategy in (SYNCHRONOUS, ASYNCHRONOUS):
+            found = runs.find(condition.name, strategy)
+            tell(f"{condition.name}: {strategy}, {steps} steps of {BATCH} samples{' as found' if found else ' ...'}")
+            found = found or runs.do(condition.name, strategy, partial(_ran, condition, strategy, steps))
+            tell(f"  {found.reason or _told(found)}")
+            ran[condition.name][strategy] = found
+    return ran
 
 
-def _until_death_and_on(condition: Condition, strategy: str, steps: int, out: Path) -> Ran:  # noqa: ARG001
-    """Asynchronous training goes on by itself. Synchronous training ends, and goes on from its last checkpoint with the
-    worker that is left."""
-    file, checkpoint = out / "dying.py", out / "dying.safetensors"
-    for left in (file.with_suffix(".died"), checkpoint):
-        left.unlink(missing_ok=True)
-    file.write_text(_DYING.format(at=int(DEATH_AT * steps), name=WORKLOAD))
-    workload = f"{file}:dying"
-    try:
-        if strategy == ASYNCHRONOUS:
-            return _ran(lambda: _train(workload, strategy, steps))
-        started = perf_counter()
-        try:
-            _train(workload, strategy, steps, checkpoint=checkpoint, checkpoint_every=CHECKPOINT_EVERY)
-        except RunFailed:
-            died = perf_counter() - started
-        else:
-            return Ran([], reason="the worker did not die")
-        resumed = perf_counter()
-        second = _ran(lambda: _train(workload, strategy, steps, devices=1, checkpoint=checkpoint, resume=True))
-        if second.reason:
-            return second
-        # What the second run spent before its first step, starting up, is part of the price.
-        begun = perf_counter() - resumed - second.points[-1].seconds
-        return Ran(later(second.points, died + begun))
-    finally:
-        for left in (file.with_suffix(".died"), checkpoint, file):
-            left.unlink(missing_ok=True)
+def _ran(condition: Condition, strategy: str, steps: int) -> Ran:
+    def run(workload: str, **more: Any) -> TrainResult:
+        return _train(workload, strategy=strategy, steps=steps, **condition.options, **more)
 
-
-def _train(workload: str, strategy: str, steps: int, devices: int = WORKERS, **options: Any) -> TrainResult:
-    return train(workload, strategy=strategy, devices=devices, device_kind="cpu", batch=BATCH, steps=steps, **options)
-
-
-def _ran(run: Callable[[], TrainResult]) -> Ran:
-    try:
-        result = run()
-    except RunFailed as error:
-        return Ran([], reason=f"did not come through: {error}")
+    if condition.dies:
+        return train_through_death(WORKLOAD, int(DEATH_AT * steps), run, ends_the_run=strategy == SYNCHRONOUS)
+    result = run(WORKLOAD)
     rate = result.samples_per_second or BATCH / result.step_seconds.median
     return Ran([Point(*each) for each in result.curve], rate, result.staleness.mean if result.staleness else None)
+
+
+def _train(workload: str, devices: int = WORKERS, **options: Any) -> TrainResult:
+    try:
+        return train(workload, devices=devices, device_kind="cpu", batch=BATCH, **options)
+    except RunFailed as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # told how to go on from a checkpoint that is not kept
+            raise KeyboardInterrupt from None
+        raise
 
 
 def _target(reference: Ran) -> float:
     if reference.reason:
         raise RunFailed(f"the synchronous run on equal devices {reference.reason}")
-    smoothed = smooth(reference.points, WINDOW_SAMPLES)
+    smoothed = reference.smoothed
     return min(point.loss for point in smoothed[: int(TARGET_AT * len(smoothed))])
+
+
+def _caption(machine: str) -> str:
+    return f"U-Net, {WORKERS} workers and {SERVERS} server, {WORKERS + SERVERS} processes on {machine}"
 
 
 def _told(found: Ran) -> str:
     return f"loss {found.points[-1].loss:.3f} after {seconds_text(found.points[-1].seconds)}"
 
 
-def _row(name: str, times: dict[str, float | None], both: dict[str, Ran]) -> list[str]:
-    reached = [seconds_text(seconds) if seconds is not None else "never" for seconds in times.values()]
+def _row(name: str, times: Times, both: Mapping[str, Ran]) -> list[str]:
+    early = reached_before_death(times, both)
+    reached = [
+        "never" if seconds is None else seconds_text(seconds) + " (before the death)" * (strategy in early)
+        for strategy, seconds in times.items()
+    ]
     rates = [f"{found.samples_per_second:.0f}" if found.samples_per_second else "-" for found in both.values()]
+    losses = [f"{found.smoothed[-1].loss:.3f}" if found.smoothed else "-" for found in both.values()]
     stale = both[ASYNCHRONOUS].staleness
-    return [name, *reached, *rates, f"{stale:.2f}" if stale is not None else "-"]
+    return [name, *reached, *rates, *losses, f"{stale:.2f}" if stale is not None else "-"]

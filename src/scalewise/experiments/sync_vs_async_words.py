@@ -1,47 +1,115 @@
-"""What the times say, in words: who was sooner where, and so when each is the better choice."""
+"""What the times say, in words: who was sooner where, and how far each came in the end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
+from scalewise.experiments.sync_vs_async_runs import Ran
 from scalewise.results.units import seconds_text
 
 EVEN = 0.05
 """Differences up to this part of the shorter time are called even."""
-
-
-class Rated(Protocol):
-    @property
-    def samples_per_second(self) -> float | None: ...
-
+HOW = ("synchronously", "asynchronously")
+_CHOICES = {
+    "asynchronous": "asynchronous training was sooner with {}",
+    "synchronous": "synchronous training was sooner with {}",
+    "even": "they were even with {}",
+    "neither": "neither reached it with {}",
+}
 
 Times = Mapping[str, float | None]
 """By strategy, the synchronous one first; None: the loss was never reached."""
+Both = Mapping[str, Ran]
+"""The runs in the same order."""
 
 
-def findings(times: Mapping[str, Times], ran: Mapping[str, Mapping[str, Rated]], target: float) -> list[str]:
-    """One sentence per condition, then when to choose which."""
-    said = [sentence(name, each, target) for name, each in times.items()]
+def findings(times: Mapping[str, Times], ran: Mapping[str, Both], target: float) -> list[str]:
+    """Who was sooner where, then a sentence or two per condition."""
+    said: list[str] = []
+    winners: dict[str, str] = {}
+    for name, each in times.items():
+        if flaw := _flaw(name, each, ran[name], target):
+            said.append(flaw)
+        else:
+            winners[name] = winner(each)
+            said.append(sentence(name, each, target))
+        said += _resumed(ran[name])
     if "a straggler" in ran and "equal devices" in ran:
-        said.append(_throughput(ran))
-    sooner = [name for name, each in times.items() if winner(each) == "asynchronous"]
-    later = [name for name, each in times.items() if winner(each) == "synchronous"]
-    even = [name for name, each in times.items() if winner(each) == "even"]
-    choice = []
-    if sooner:
-        choice.append(f"asynchronous training was the better choice with {_listed(sooner)}")
-    if later:
-        choice.append(f"synchronous training with {_listed(later)}")
-    if even:
-        choice.append(f"they were even with {_listed(even)}")
+        said += _throughput(ran)
     return [
-        _capital("; ".join(choice)) + ".",
+        _choice(winners, target),
         *said,
+        *_ends(ran),
         "An asynchronous update is made from one worker's part of a batch: the same samples make as many more, smaller "
         "updates as there are workers, which by itself may be quicker or slower to a loss. The order of its updates "
         "differs from run to run, and these are single runs.",
     ]
+
+
+def reached_before_death(times: Times, both: Both) -> list[str]:
+    """Strategies that were at the loss before the worker died: their times are not of a run with a death."""
+    return [
+        strategy
+        for strategy, seconds in times.items()
+        if (death := both[strategy].death_seconds) is not None and seconds is not None and seconds < death
+    ]
+
+
+def shared_cores(workers: int, servers: int, cores: int) -> list[str]:
+    """Where processes wait for each other's cores, which is neither strategy's fault."""
+    if cores >= workers + servers:
+        return []
+    return [
+        f"{workers} workers and {servers} parameter server{'s' * (servers > 1)} are {workers + servers} processes on "
+        f"{cores} core{'s' * (cores > 1)}: in every run they take computing time from each other."
+    ]
+
+
+def _flaw(name: str, times: Times, both: Both, target: float) -> str:
+    """Why two times are no comparison; empty if they are one."""
+    how = dict(zip(times, HOW, strict=True))
+    for strategy, ran in both.items():
+        if ran.reason:
+            return f"With {name}, nothing can be compared: {how[strategy]}, training {ran.reason}."
+    early = [
+        f"{how[strategy]} after {seconds_text(times[strategy] or 0.0)} (the death came at "
+        f"{seconds_text(both[strategy].death_seconds or 0.0)})"
+        for strategy in reached_before_death(times, both)
+    ]
+    if not early:
+        return ""
+    return (
+        f"With {name}, loss {target:.2f} was reached before the death, {' and '.join(early)}: this says nothing about "
+        "deaths."
+    )
+
+
+def _resumed(both: Both) -> list[str]:
+    return [
+        f"The death ended the synchronous run {seconds_text(ran.death_seconds)} after its first batch; the worker that "
+        f"was left went on from the last checkpoint {seconds_text(ran.resumed_seconds - ran.death_seconds)} later."
+        for ran in both.values()
+        if ran.death_seconds is not None and ran.resumed_seconds is not None
+    ]
+
+
+def _ends(ran: Mapping[str, Both]) -> list[str]:
+    """To be sooner at one loss is not to be sooner at all."""
+    ends = [
+        f"{' and '.join(f'{each.smoothed[-1].loss:.3f}' for each in both.values())} with {name}"
+        for name, both in ran.items()
+        if all(each.smoothed for each in both.values())
+    ]
+    return [f"Losses at the end of the runs, synchronous and asynchronous: {', '.join(ends)}."] if ends else []
+
+
+def _choice(winners: Mapping[str, str], target: float) -> str:
+    parts = [
+        words.format(_listed(names))
+        for who, words in _CHOICES.items()
+        if (names := [name for name, won in winners.items() if won == who])
+    ]
+    return f"To loss {target:.2f}, {'; '.join(parts)}." if parts else "Nothing could be compared."
 
 
 def winner(times: Times) -> str:
@@ -72,23 +140,19 @@ def sentence(name: str, times: Times, target: float) -> str:
     )
 
 
-def _throughput(ran: Mapping[str, Mapping[str, Rated]]) -> str:
-    kept = []
-    for strategy in ran["equal devices"]:
-        before, after = (
-            ran["equal devices"][strategy].samples_per_second,
-            ran["a straggler"][strategy].samples_per_second,
-        )
-        kept.append(f"{after / before:.0%}" if before and after else "nothing")
-    return (
+def _throughput(ran: Mapping[str, Both]) -> list[str]:
+    rates = [
+        (ran[name][strategy].samples_per_second for name in ("a straggler", "equal devices"))
+        for strategy in ran["equal devices"]
+    ]
+    kept = [f"{after / before:.0%}" for after, before in rates if after and before]
+    if len(kept) < len(rates):
+        return []
+    return [
         f"One worker at half speed left synchronous training {kept[0]} of its samples per second, and asynchronous "
         f"training {kept[1]}."
-    )
+    ]
 
 
 def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

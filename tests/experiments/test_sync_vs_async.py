@@ -1,0 +1,226 @@
+"""Synchronous against asynchronous training: what counts as a comparison, and that no run is done twice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalewise.errors import RunFailed, UserError
+from scalewise.experiments import sync_vs_async
+from scalewise.experiments.curves import Point
+from scalewise.experiments.sync_vs_async import ASYNCHRONOUS, CONDITIONS, SYNCHRONOUS, conclude
+from scalewise.experiments.sync_vs_async_death import train_through_death
+from scalewise.experiments.sync_vs_async_runs import Ran
+from scalewise.experiments.sync_vs_async_words import findings, shared_cores
+from scalewise.results.experiment import ExperimentResult
+from scalewise.verbs.train import train
+
+TARGET = 0.2
+
+
+def falling(seconds: float, **more: Any) -> Ran:
+    """A loss that comes down from 1 to 0 in so many seconds, in 100 updates."""
+    return Ran([Point(seconds * part / 100, 1 - part / 100, 16) for part in range(1, 101)], 160.0, **more)
+
+
+def with_a_death(synchronous: Ran, asynchronous: Ran, reached: float = 3.0) -> list[str]:
+    times = {"a dying worker": {SYNCHRONOUS: 8.0, ASYNCHRONOUS: reached}}
+    return findings(times, {"a dying worker": {SYNCHRONOUS: synchronous, ASYNCHRONOUS: asynchronous}}, TARGET)
+
+
+def test_a_loss_that_was_reached_before_the_death_is_no_win() -> None:
+    choice, about, *_ = with_a_death(falling(10, death_seconds=4.0), falling(10, death_seconds=3.9))
+    assert choice == "Nothing could be compared."
+    assert about == (
+        "With a dying worker, loss 0.20 was reached before the death, asynchronously after 3 s (the death came at "
+        "3.9 s): this says nothing about deaths."
+    )
+
+
+def test_a_death_before_the_loss_is_compared_and_its_price_told() -> None:
+    choice, about, price, *_ = with_a_death(
+        falling(10, death_seconds=1.0, resumed_seconds=5.5), falling(10, death_seconds=0.9)
+    )
+    assert choice == "To loss 0.20, asynchronous training was sooner with a dying worker."
+    assert about.endswith("8 s synchronously and 3 s asynchronously: synchronous training took 2.67 times as long.")
+    assert price == (
+        "The death ended the synchronous run 1 s after its first batch; the worker that was left went on from the last "
+        "checkpoint 4.5 s later."
+    )
+
+
+def test_a_run_that_did_not_come_through_is_no_win_for_the_other() -> None:
+    choice, about, *_ = with_a_death(Ran([], reason="did not come through: no memory"), falling(10, death_seconds=1.0))
+    assert choice == "Nothing could be compared."
+    assert "nothing can be compared: synchronously, training did not come through: no memory." in about
+
+
+def test_processes_that_share_cores_are_told() -> None:
+    assert shared_cores(2, 1, 4) == []
+    assert shared_cores(2, 1, 2) == [
+        "2 workers and 1 parameter server are 3 processes on 2 cores: in every run they take computing time from each "
+        "other."
+    ]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> ExperimentResult:
+    ran = {
+        "equal devices": {SYNCHRONOUS: falling(10), ASYNCHRONOUS: falling(8, staleness=1.0)},
+        "a dying worker": {
+            SYNCHRONOUS: falling(20, death_seconds=2.0, resumed_seconds=6.0),
+            ASYNCHRONOUS: falling(10, death_seconds=9.0),
+        },
+    }
+    return conclude(tmp_path_factory.mktemp("result"), ran, "2 cores of a machine", 2)
+
+
+def test_times_stand_beside_each_other_and_an_early_one_is_marked(result: ExperimentResult) -> None:
+    # 91 means of 10 updates each, of which the 45th lies half-way: 1 - (45 + 54) / 200.
+    assert result.data["target_loss"] == pytest.approx(0.505)
+    assert [row[:3] for row in result.rows] == [
+        ["equal devices", "5.4 s", "4.32 s"],
+        ["a dying worker", "10.8 s", "5.4 s (before the death)"],
+    ]
+    assert result.findings[0].endswith(", asynchronous training was sooner with equal devices.")
+
+
+def test_losses_at_the_end_are_told_too(result: ExperimentResult) -> None:
+    # The last ten of a hundred updates: 0.09 down to 0.
+    assert [row[5:7] for row in result.rows] == [["0.045", "0.045"]] * 2
+    assert (
+        "Losses at the end of the runs, synchronous and asynchronous: 0.045 and 0.045 with equal devices, 0.045 and "
+        "0.045 with a dying worker."
+    ) in result.findings
+
+
+def test_the_figure_names_the_machine_and_the_deaths(result: ExperimentResult) -> None:
+    drawn = (result.files[0].parent / "sync-vs-async.svg").read_text()
+    for words in (
+        "3 processes on 2 cores of a machine",
+        "synchronous: 5.4 s",
+        "asynchronous: 4.3 s",
+        "worker 1 killed, at 2.0 s and 9.0 s",
+        "ended, resumed from its checkpoint",
+    ):
+        assert words in drawn
+
+
+class Trained:
+    """In place of training: notes what is asked for, and is interrupted, or fails, when told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.at: dict[int, BaseException] = {}
+        monkeypatch.setattr(sync_vs_async, "_ran", self.ran)
+        monkeypatch.setattr(sync_vs_async, "obstacle", lambda: None)
+        monkeypatch.setattr(sync_vs_async, "draw", lambda *_: [])
+
+    def ran(self, condition: sync_vs_async.Condition, strategy: str, steps: int) -> Ran:
+        self.asked.append((condition.name, strategy))
+        if error := self.at.get(len(self.asked)):
+            raise error
+        return falling(10, death_seconds=1.0) if condition.dies else falling(steps / 10)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
+    return Trained(monkeypatch)
+
+
+ALL = [(condition.name, strategy) for condition in CONDITIONS for strategy in (SYNCHRONOUS, ASYNCHRONOUS)]
+
+
+def test_an_interrupted_experiment_goes_on_where_it_was(trained: Trained, tmp_path: Path) -> None:
+    trained.at[4] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        sync_vs_async.run(tmp_path, True, lambda _: None)
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+    result = sync_vs_async.run(tmp_path, True, lambda _: None)
+    assert trained.asked == [*ALL[:4], *ALL[3:]]
+    assert result.data["seconds_to_target"]["equal devices"] == {
+        SYNCHRONOUS: pytest.approx(6.48),
+        ASYNCHRONOUS: pytest.approx(6.48),
+    }
+    assert json.loads((tmp_path / "sync-vs-async.json").read_text())["failed"] == 0
+    sync_vs_async.run(tmp_path, True, lambda _: None)
+    assert len(trained.asked) == 9
+
+
+def test_a_run_that_did_not_come_through_is_tried_again(trained: Trained, tmp_path: Path) -> None:
+    trained.at[3] = RunFailed("rank 0 was killed")
+    assert sync_vs_async.run(tmp_path, True, lambda _: None).failed == 1
+    assert sync_vs_async.run(tmp_path, True, lambda _: None).failed == 0
+    assert trained.asked == [*ALL, ALL[2]]
+
+
+@pytest.mark.usefixtures("trained")
+def test_runs_of_another_length_are_not_mixed(tmp_path: Path) -> None:
+    sync_vs_async.run(tmp_path, True, lambda _: None)
+    with pytest.raises(UserError, match="measured with other conditions: steps was 120 and is now 600"):
+        sync_vs_async.run(tmp_path, False, lambda _: None)
+
+
+def test_what_is_no_run_is_named(trained: Trained, tmp_path: Path) -> None:
+    sync_vs_async.run(tmp_path, True, lambda _: None)
+    path = tmp_path / "runs" / "a-straggler-parameter-server.json"
+    path.write_text("{}")
+    with pytest.raises(UserError, match=rf"^{path} does not hold a run; remove it"):
+        sync_vs_async.run(tmp_path, True, lambda _: None)
+    path.unlink()
+    sync_vs_async.run(tmp_path, True, lambda _: None)
+    assert trained.asked[8:] == [("a straggler", SYNCHRONOUS)]
+
+
+def test_an_interrupt_that_leaves_a_checkpoint_still_ends_the_experiment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RunFailed("interrupted; go on from the last checkpoint") from None
+
+    monkeypatch.setattr(sync_vs_async, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sync_vs_async.run(tmp_path, True, lambda _: None)
+
+
+STEPS, DIES_AT = 40, 12
+tiny = partial(train, device_kind="cpu", batch=4)
+
+
+def test_a_synchronous_run_is_followed_through_the_death_of_a_worker() -> None:
+    def on_two(workload: str, devices: int = 2, **options: Any) -> Any:
+        return tiny(workload, strategy=SYNCHRONOUS, devices=devices, steps=STEPS, **options)
+
+    ran = train_through_death("tests.tiny:float32", DIES_AT, on_two, ends_the_run=True)
+    assert ran.death_seconds is not None
+    assert ran.resumed_seconds is not None
+    assert 0 < ran.death_seconds < ran.resumed_seconds < ran.points[-1].seconds
+    before = [point for point in ran.points if point.seconds < ran.resumed_seconds]
+    # In its twelfth step the other worker may have been quicker than the one that died.
+    assert len(before) - 2 * (DIES_AT - 1) in (0, 1)
+    assert {point.samples for point in before} == {2}
+    assert [point.samples for point in ran.points[len(before) :]] == [4] * (STEPS - 10)
+
+
+def test_an_asynchronous_run_goes_on_without_the_worker_that_died() -> None:
+    on_two = partial(tiny, strategy=ASYNCHRONOUS, devices=2, steps=1000)  # that a late worker finds work, too
+    ran = train_through_death("tests.tiny:float32", 3, on_two, ends_the_run=False)
+    assert len(ran.points) == 2 * 1000 - 1  # what it had in hand is lost
+    assert ran.death_seconds is not None
+    assert ran.resumed_seconds is None
+    assert ran.death_seconds < ran.points[-1].seconds
+    assert ran.samples_per_second
+
+
+def test_a_worker_that_lives_to_the_end_is_told() -> None:
+    lives = replace(train("tests.tiny:float32", batch=4, steps=2), staleness=None)
+    with pytest.raises(RunFailed, match="the worker did not die"):
+        train_through_death("tests.tiny:float32", DIES_AT, lambda *_, **__: lives, ends_the_run=True)
