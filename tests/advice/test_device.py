@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalewise.advice.device import same_device
+from scalewise.advice.device import counted, same_device
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,11 @@ def test_the_same_card_under_two_names(one: str, other: str) -> None:
 @pytest.mark.parametrize(("one", "other"), [("GTX 1080", "GTX 1080 Ti"), ("NVIDIA H100", "H200-SXM5"), ("EPYC", "T4")])
 def test_different_cards_with_similar_names(one: str, other: str) -> None:
     assert not same_device(one, other)
+
+
+def test_devices_are_counted_as_people_do() -> None:
+    assert (counted("T4"), counted("T4", 4)) == ("one T4", "4 x T4")
+    assert (counted("one core of AMD EPYC"), counted("one core of AMD EPYC", 2)) == (
+        "one core of AMD EPYC",
+        "2 cores of AMD EPYC",
+    )

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from scalewise.advice.break_even import break_even
-from scalewise.advice.rows import rows_of, strategy_text
+from scalewise.advice.rows import Question, Row, rows_of, strategy_text
 from scalewise.advice.verdict import Verdict, verdict_of
 from scalewise.clusters.catalogue import cluster_of
 from scalewise.clusters.cluster import Cluster
 from scalewise.prediction.predict import Predictor
 from scalewise.published.models import outlined_profile
 from scalewise.published.stevens import stevens_profile
+from scalewise.results.profile import ProfileDocument
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.single import Single
+from scalewise.strategies.strategy import Strategy
 
 BOX = cluster_of("4x-gtx-1080-ti")
 STRATEGIES = [strategy_of(text) for text in ("data-parallel:engine=threads", "mirrored")]
 THREADS = STRATEGIES[0]
 
 
+def rows(predictor: Predictor, strategies: Sequence[Strategy], devices: Sequence[int], batch: int) -> list[Row]:
+    return rows_of(predictor, Question(strategies, devices, [batch]))[0]
+
+
 def verdict(workload: str, batch: int, cluster: Cluster = BOX) -> Verdict:
     predictor = Predictor(stevens_profile(workload), cluster)
-    return verdict_of(predictor, rows_of(predictor, STRATEGIES, [1, 2, 4], [batch]))
+    return verdict_of(predictor, rows(predictor, STRATEGIES, [1, 2, 4], batch))
+
+
+def loaded(profile: ProfileDocument, seconds_per_sample: float) -> ProfileDocument:
+    steps = tuple(step.model_copy(update={"load": seconds_per_sample * step.batch}) for step in profile.steps)
+    return profile.model_copy(update={"steps": steps})
 
 
 def test_the_linear_model_stays_on_one_device_and_hears_why() -> None:
@@ -43,9 +55,9 @@ def test_the_convolutional_model_gets_all_four() -> None:
 
 def test_a_few_percent_are_no_reason_to_leave_torchs_own_way() -> None:
     predictor = Predictor(outlined_profile("ResNet-50", "A100-SXM4-80GB", {64: 0.1}), cluster_of("8x-a100-nvlink"))
-    rows = rows_of(predictor, [strategy_of("ring"), strategy_of("mirrored")], [8], [64])
-    assert rows[1].prediction.seconds < rows[2].prediction.seconds < 1.05 * rows[1].prediction.seconds
-    assert verdict_of(predictor, rows).best.name == "mirrored"
+    made = rows(predictor, [strategy_of("ring"), strategy_of("mirrored")], [8], 64)
+    assert made[1].prediction.seconds < made[2].prediction.seconds < 1.05 * made[1].prediction.seconds
+    assert verdict_of(predictor, made).best.name == "mirrored"
 
 
 def test_what_does_not_fit_one_device_must_be_spread() -> None:
@@ -96,34 +108,95 @@ def test_changes_are_priced_and_the_best_comes_first() -> None:
     assert speedups == sorted(speedups, reverse=True)
     fp16 = next(change for change in changes if "fp16" in change.change)
     assert not fp16.exact
-    plain = rows_of(Predictor(stevens_profile("linear"), BOX), [strategy_of("mirrored")], [2], [100])[1].speedup
+    plain = rows(Predictor(stevens_profile("linear"), BOX), [strategy_of("mirrored")], [2], 100)[1].speedup
     assert plain is not None
     assert fp16.speedup > 1.3 * plain
 
 
 def test_a_better_strategy_that_nobody_asked_about_is_named() -> None:
     predictor = Predictor(stevens_profile("linear"), BOX)
-    rows = rows_of(predictor, [strategy_of("parameter-server")], [1, 4], [100])
-    [better] = [change for change in verdict_of(predictor, rows).changes if change.change.startswith("the strategy ")]
+    made = rows(predictor, [strategy_of("parameter-server")], [1, 4], 100)
+    [better] = [change for change in verdict_of(predictor, made).changes if change.change.startswith("the strategy ")]
     named = strategy_of(better.change.removeprefix("the strategy "))
     assert named.exact
     assert better.seconds == pytest.approx(predictor.simulate(named, 4, 100).step_seconds)
-    assert better.seconds <= predictor.simulate(strategy_of("ring"), 4, 100).step_seconds < rows[1].prediction.seconds
+    assert better.seconds <= predictor.simulate(strategy_of("ring"), 4, 100).step_seconds < made[1].prediction.seconds
 
 
-def test_where_loading_counts_more_workers_are_priced() -> None:
-    [loading] = [change for change in verdict("linear", 100).changes if "loading workers" in change.change]
-    profile = stevens_profile("linear")
-    loaded = {"steps": tuple(step.model_copy(update={"load": 0.0}) for step in profile.steps)}
-    assert loading.seconds == pytest.approx(
-        Predictor(profile.model_copy(update=loaded), BOX).simulate(strategy_of("mirrored"), 2, 100).step_seconds
-    )
-    assert loading.exact
+def test_where_loading_counts_workers_are_priced_for_one_device_and_for_several() -> None:
+    said = verdict("linear", 100)
+    one, several = [change for change in said.changes if "loading workers" in change.change]
+    profile = loaded(stevens_profile("linear"), 0.0)
+    computing = Predictor(profile, BOX)
+    assert one.change.startswith("one device with 4 loading workers")
+    assert one.seconds == pytest.approx(computing.simulate(Single(), 1, 100).step_seconds)
+    assert several.seconds == pytest.approx(computing.simulate(strategy_of("mirrored"), 2, 100).step_seconds)
+    assert f"{one.seconds / several.seconds:.2f} times one device with as many" in several.change
+    assert said.reason.endswith("One with 4 loading workers (--load stream:workers=4) would take 3.99 ms a step.")
+
+
+def test_loading_workers_come_first_where_they_bring_one_device_as_far_as_several() -> None:
+    """A second to load a clip: two processes load twice as much as one, but its workers four times as much."""
+    predictor = Predictor(loaded(stevens_profile("linear"), 1.0), BOX)
+    said = verdict_of(predictor, rows(predictor, [strategy_of("mirrored")], [2], 100))
+    assert said.add_devices
+    assert not said.reason.startswith("Load beside compute")
+    heavy = Predictor(loaded(stevens_profile("linear"), 1e-3), BOX)
+    said = verdict_of(heavy, rows(heavy, [strategy_of("mirrored")], [2], 100))
+    assert said.reason.startswith("Load beside compute before you add devices: one GTX 1080 Ti with 4 loading workers")
+
+
+def test_devices_that_work_in_turn_do_not_hide_a_choke() -> None:
+    """`layers` on two loses next to nothing to the network, and can gain nothing: it explains nothing either."""
+    predictor = Predictor(stevens_profile("linear"), BOX)
+    made = rows(predictor, [*STRATEGIES, strategy_of("layers")], [1, 2, 4], 100)
+    assert min(made[1:], key=lambda row: row.prediction.seconds).name == "layers"
+    said = verdict_of(predictor, made)
+    assert (said.add_devices, said.bottleneck) == (False, "network")
+    assert "The best that shares out the batch, mirrored on 2 devices, takes" in said.reason
+    assert said.break_even == break_even(predictor, strategy_of("mirrored"), 2, 100)
+    assert said.break_even.bandwidth_GBps is not None
+
+
+def test_what_may_as_well_be_slower_is_only_probably_advised() -> None:
+    """One figure at batch 64 says little of 16 on each of four: a launch-bound device would take as long for them."""
+    assert verdict("conv", 100).sure
+    predictor = Predictor(outlined_profile("ResNet-50", "Tesla T4", {64: 0.4}), cluster_of("4x-t4"))
+    made = rows(predictor, [strategy_of("mirrored")], [4], 64)
+    assert made[1].speedup is not None
+    assert made[1].speedup * made[1].prediction.seconds / made[1].prediction.high < 1 < made[1].speedup
+    said = verdict_of(predictor, made)
+    assert (said.add_devices, said.sure) == (True, False)
+    assert said.reason.startswith("Probably use mirrored on 4 x Tesla T4: at batch 64 ")
+    assert "it cannot be told for sure" in said.reason
+    assert "To be sure, time one device at batch 16, which was not profiled" in said.reason
+
+
+def test_what_fits_nowhere_is_said() -> None:
+    small = replace(BOX, devices=(replace(BOX.devices[0], memory_GB=0.01),))
+    said = verdict("conv", 400, small)
+    assert (said.add_devices, said.bottleneck) == (False, "memory")
+    assert said.reason.startswith("Nothing fits: conv at batch 400 needs ")
+
+
+def test_the_batch_of_each_device_is_compared_with_one_that_has_as_many() -> None:
+    predictor = Predictor(stevens_profile("conv"), BOX)
+    made, _ = rows_of(predictor, Question([strategy_of("mirrored")], [1, 2, 4], [], batch_per_device=50))
+    assert [(row.prediction.devices, row.prediction.batch) for row in made] == [(1, 50), (2, 100), (4, 200)]
+    alone, *_, four = made
+    assert four.gain == pytest.approx(4 * alone.prediction.seconds / four.prediction.seconds)
+    said = verdict_of(predictor, made)
+    assert said.best is four
+    rates = [row.prediction.batch / row.prediction.seconds for row in (four, alone)]
+    layers, _ = rows_of(predictor, Question([strategy_of("layers")], [2], [], batch_per_device=50))
+    assert layers[1].prediction.batch == 50  # which both see
+    assert layers[1].gain == pytest.approx(alone.prediction.seconds / layers[1].prediction.seconds)
+    assert f"it trains {rates[0]:,.0f} samples/s where one device trains {rates[1]:,.0f} samples/s" in said.reason
 
 
 def test_rows_compare_with_one_device_at_the_same_batch_and_at_the_same_share() -> None:
     predictor = Predictor(stevens_profile("conv"), BOX)
-    alone, spread = rows_of(predictor, [THREADS], [4], [100])
+    alone, spread = rows(predictor, [THREADS], [4], 100)
     assert spread.speedup is not None
     assert spread.speedup == pytest.approx(alone.prediction.epoch_seconds / spread.prediction.epoch_seconds)
     grown = predictor.simulate(THREADS, 4, 400).step_seconds
@@ -139,6 +212,17 @@ def test_a_strategy_is_named_with_what_differs_from_its_own_choice() -> None:
 def test_an_epoch_costs_the_hosts_in_use() -> None:
     cluster = replace(cluster_of("4 x gtx-1080-ti, 2 hosts, 10gbe"), price_per_hour=36.0)
     predictor = Predictor(stevens_profile("conv"), cluster)
-    rows = rows_of(predictor, [strategy_of("mirrored")], [4, 8], [80])
-    for row, hosts in zip(rows, (1, 1, 2), strict=True):
+    made = rows(predictor, [strategy_of("mirrored")], [4, 8], 80)
+    for row, hosts in zip(made, (1, 1, 2), strict=True):
         assert row.cost_per_epoch == pytest.approx(0.01 * hosts / 2 * row.prediction.epoch_seconds)
+
+
+def test_without_an_epoch_steps_are_compared_and_paid_for() -> None:
+    cluster = replace(BOX, price_per_hour=36.0)
+    predictor = Predictor(stevens_profile("conv"), cluster)
+    made, _ = rows_of(predictor, Question([strategy_of("mirrored")], [4], [100], epoch_known=False))
+    alone, spread = made
+    assert (spread.epoch_seconds, spread.cost_per_epoch) == (None, None)
+    assert spread.cost_per_1000_steps == pytest.approx(10 * spread.prediction.seconds)
+    assert spread.speedup == pytest.approx(alone.prediction.seconds / spread.prediction.seconds)
+    assert "at batch 100 a step takes" in verdict_of(predictor, made).reason

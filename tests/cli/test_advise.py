@@ -11,10 +11,15 @@ import pytest
 
 from scalewise.published.stevens import stevens_profile
 from scalewise.results.profile import Profile
-from tests.command import Run, command
+from tests.command import ROOT, Run, command
 from tests.verbs.test_auto import box as two_cores
 
 STUDY = ("--cluster", "4x-gtx-1080-ti", "--batch", "100")
+
+
+def words(text: str) -> str:
+    """However the lines were broken."""
+    return " ".join(text.split())
 
 
 def test_the_document_has_what_the_contract_names(scalewise: Run) -> None:
@@ -53,12 +58,73 @@ def test_so_is_a_published_figure_of_a_published_model(scalewise: Run) -> None:
     assert document["verdict"]["best"]["devices"] == 8
 
 
-def test_the_batch_of_each_device_can_be_given_instead(scalewise: Run) -> None:
+def test_an_epoch_that_nobody_told_is_not_made_up(scalewise: Run) -> None:
+    asked = ("advise", "ResNet-50", "--step-time", "0.1@64", "--cluster", "8x-a100-nvlink")
+    document = json.loads(scalewise(*asked, "--json").stdout)
+    assert document["profile"]["samples_per_epoch"] is None
+    assert {row["epoch_seconds"] for row in document["rows"]} == {None}
+    assert "epoch" not in document["verdict"]["reason"]
+    told = json.loads(scalewise(*asked, "--samples", 6400, "--json").stdout)
+    assert told["rows"][0]["epoch_seconds"] == pytest.approx(10.0)
+    assert "an epoch takes" in told["verdict"]["reason"]
+
+
+def test_what_is_paid_for_is_said(scalewise: Run) -> None:
+    """g4dn.12xlarge: four T4, paid for whole."""
+    asked = ("advise", "ResNet-50", "--step-time", "0.4@64", "--cluster", "4x-t4")
+    without, told = (words(scalewise(*asked, *more).stdout) for more in ((), ("--samples", 1_281_167)))
+    assert "cost: of 1,000 steps; hosts are paid for whole" in without
+    assert "cost: of an epoch; hosts are paid for whole" in told
+
+
+def test_the_batch_of_each_device_makes_one_table_beside_one_device_with_as_many(scalewise: Run) -> None:
+    asked = ("advise", "conv", "--cluster", "4x-gtx-1080-ti", "--batch-per-device", 50)
+    document = json.loads(scalewise(*asked, "--json").stdout)
+    mirrored = [row for row in document["rows"] if row["strategy"] in ("single", "mirrored")]
+    assert [(row["devices"], row["batch"]) for row in mirrored] == [(1, 50), (2, 100), (4, 200)]
+    assert {row["batch_per_device"] for row in document["rows"]} == {50}
+    best, alone = document["verdict"]["best"], document["rows"][0]
+    rates = [row["batch"] / row["step_seconds"]["predicted"] for row in (best, alone)]
+    assert best["speedup_per_device_batch"] == pytest.approx(rates[0] / rates[1])
+    said = scalewise(*asked).stdout
+    assert said.count("conv on 4x-gtx-1080-ti, ") == 1
+    assert f"it trains {rates[0]:,.0f} samples/s where one device trains {rates[1]:,.0f} samples/s" in words(said)
+
+
+def test_what_the_readme_quotes_is_what_is_printed(scalewise: Run) -> None:
+    block = (ROOT / "README.md").read_text().partition("$ scalewise advise ")[2].partition("```")[0]
+    command_line, _, quoted = block.partition("\n")
+    said = scalewise("advise", *command_line.split())
+    sentence = words(quoted).removesuffix(" ...")
+    assert len(sentence) > 100
+    assert words(said.stdout).startswith(sentence)
+
+
+def test_strategies_without_a_row_are_named(scalewise: Run) -> None:
+    said = words(scalewise("advise", "linear", *STUDY).stdout)
+    assert "Left out: " in said
+    assert "tensor, hybrid (tensor finds no layers to cut" in said
+
+
+def test_updates_that_were_not_measured_are_told_where_they_count(scalewise: Run) -> None:
+    assumed = "the update is made in host memory, which is assumed, not measured: Adam at 10 GB/s"
+    said = words(scalewise("advise", "linear", *STUDY, "--strategy", "parameter-server").stdout)
+    assert f"parameter-server: {assumed}" in said
+    assert assumed not in words(scalewise("advise", "linear", *STUDY, "--strategy", "mirrored").stdout)
+
+
+@pytest.mark.parametrize("samples", [6400, 10**9])
+def test_names_and_costs_are_whole_in_80_columns(scalewise: Run, samples: int) -> None:
     said = scalewise(
-        "advise", "conv", "--cluster", "4x-gtx-1080-ti", "--batch-per-device", 50, "--devices", 4, "--json"
-    )
-    rows = json.loads(said.stdout)["rows"]
-    assert {(row["devices"], row["batch"]) for row in rows} == {(1, 200), (4, 200)}
+        "advise", "ResNet-50", "--step-time", "0.4@64", "--cluster", "4x-t4", "--samples", samples
+    ).stdout.splitlines()
+    title = next(at for at, line in enumerate(said) if line.startswith("ResNet-50 on 4x-t4"))
+    table = said[title + 1 : said.index("", title)]
+    assert max(map(len, said)) <= 80
+    assert table[0].endswith("cost")
+    names = {line[:16].strip() for line in table[1:]}
+    assert names >= {"mirrored", "parameter-server", "-async", "data-parallel", ":engine=threads"}
+    assert all("$" in line for line in table[1:] if line[16:].strip())
 
 
 def test_the_best_rows_step_opens_in_perfetto(scalewise: Run, tmp_path: Path) -> None:
@@ -72,6 +138,7 @@ def test_the_best_rows_step_opens_in_perfetto(scalewise: Run, tmp_path: Path) ->
     ("arguments", "parts"),
     [
         (["--cluster", "4x-gtx-1080-ti"], ["name a WORKLOAD, or give --profile FILE"]),
+        (["linaer", "--cluster", "4x-t4"], ["unknown workload 'linaer' (did you mean 'linear'?)", "ResNet-50"]),
         (["linear", "--cluster", "4x-gtx"], ["unknown cluster '4x-gtx'", "4x-gtx-1080-ti"]),
         (["linear", *STUDY, "--devices", "8"], ["4x-gtx-1080-ti has 1 to 4 devices, not 8"]),
         (["linear", *STUDY, "--strategy", "mirored"], ["unknown strategy 'mirored'"]),

@@ -54,7 +54,9 @@ def test_they_are_predicted_from_their_one_device_cells(scalewise: Run, sweep: P
 def test_links_that_are_named_are_not_fitted(scalewise: Run, sweep: Path) -> None:
     said = scalewise("validate", sweep, "--cluster", sweep.parent / "box.toml", "--json")
     assert json.loads(said.stdout)["tables"][0]["in_sample"] == "no"
-    scalewise("validate", sweep, "--cluster", "4x-gtx-1080-ti").refused(2, "was measured on one core of X")
+    other = scalewise("validate", sweep, "--cluster", "4x-gtx-1080-ti")
+    other.refused(2, "was measured on one core of X", "name the cluster of the former, or none")
+    assert "--step-time" not in other.stderr  # which validate has not
     scalewise("validate", "stevens", "--cluster", "4x-gtx-1080-ti").refused(2, "name the folder, too")
 
 

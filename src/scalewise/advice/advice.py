@@ -11,19 +11,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from scalewise.advice.left_out import LeftOut, left_out_text
 from scalewise.advice.rows import Row
+from scalewise.advice.table import table_of
 from scalewise.advice.verdict import Verdict
 from scalewise.clusters.cluster import Cluster
-from scalewise.prediction.predict import Predictor
+from scalewise.prediction.predict import UPDATED_ON_HOST, HOST_UPDATE_GBps, Predictor
 from scalewise.results.printable import Printable
 from scalewise.results.profile import ProfileDocument
 from scalewise.results.units import seconds_text
-
-MARKS = {"measured": "", "interpolated": "~", "extrapolated": "?"}
-COLUMNS = ("strategy", "n", "each", "step", "90 %", "epoch", "faster", "grown", "limit")
-LEFT = ("strategy", "limit")
-NAMES = 16
-"""Columns that the name of a strategy has at least."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +32,7 @@ class Advice(Printable):
     verdict: Verdict
     captured: ProfileDocument | None = None
     """One device with its step as a CUDA graph, which several cannot have: the best that one can do."""
+    left_out: Sequence[LeftOut] = ()
 
     def write_trace(self, path: Path) -> None:
         """The simulated step of the best row, for Perfetto."""
@@ -53,7 +50,7 @@ class Advice(Printable):
                 "device": self.profile.device,
                 "execution": self.profile.execution,
                 "parameter_bytes": self.profile.parameter_bytes,
-                "samples_per_epoch": self.profile.samples_per_epoch,
+                "samples_per_epoch": self.profile.samples_per_epoch if self.rows[0].epoch_known else None,
                 "batches": [step.batch for step in self.profile.steps],
                 "graph_step_seconds": {str(step.batch): step.seconds for step in captured},
             },
@@ -66,13 +63,12 @@ class Advice(Printable):
             Text(self.verdict.reason, "bold green" if self.verdict.add_devices else "bold yellow"),
             Text(),
         ]
-        for batch in dict.fromkeys(row.prediction.batch for row in self.rows):
-            parts += [
-                Text(f"{self.profile.workload} on {self.cluster.name}, batch {batch:,}", "bold"),
-                self._table([row for row in self.rows if row.prediction.batch == batch]),
-                Text(),
-            ]
+        for title, rows in self._tables():
+            table = table_of(rows, self.verdict.best, self.cluster.price_per_hour is not None)
+            parts += [Text(f"{self.profile.workload} on {self.cluster.name}, {title}", "bold"), table, Text()]
         parts.append(Text(self._footnote(), "dim"))
+        if left_out := left_out_text(self.left_out, {row.name for row in self.rows}):
+            parts.append(Text(left_out, "dim"))
         if self.verdict.changes:
             parts += [Text(), Text("What else could be done, as the speed-up over one device:")]
             changes = Table.grid(padding=(0, 0, 0, 2))
@@ -81,60 +77,40 @@ class Advice(Printable):
             parts.append(changes)
         return Group(*parts)
 
-    def _table(self, rows: Sequence[Row]) -> Table:
-        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
-        priced = self.cluster.price_per_hour is not None
-        for title in (*COLUMNS, *(("cost",) if priced else ())):
-            table.add_column(
-                title,
-                justify="left" if title in LEFT else "right",
-                no_wrap=title != "strategy",
-                overflow="fold",
-                min_width=NAMES if title == "strategy" else None,
-            )
-        before = ""
-        for row in rows:
-            made = row.prediction
-            table.add_row(
-                row.name if row.name != before else "",
-                str(made.devices),
-                f"{made.batch_per_device:,}{MARKS[made.known]}",
-                seconds_text(made.seconds),
-                f"-{100 * (1 - made.low / made.seconds):.0f}+{100 * (made.high / made.seconds - 1):.0f}",
-                _short(made.epoch_seconds),
-                *(("-" if value is None else f"{value:.2f}") for value in (row.speedup, row.speedup_per_device_batch)),
-                made.bottleneck,
-                *((_dollars(row.cost_per_epoch),) if priced else ()),
-                style="bold" if row is self.verdict.best else "",
-            )
-            before = row.name
-        return table
+    def _tables(self) -> list[tuple[str, list[Row]]]:
+        """One for each global batch, or all in one where the batch of each device was asked about."""
+        first = self.rows[0]
+        if first.grown:
+            return [(f"{first.prediction.batch:,} samples on each device", list(self.rows))]
+        batches = dict.fromkeys(row.prediction.batch for row in self.rows)
+        return [(f"batch {each:,}", [row for row in self.rows if row.prediction.batch == each]) for each in batches]
 
     def _footnote(self) -> str:
+        first = self.rows[0]
         known = {row.prediction.known for row in self.rows}
-        notes = [
-            f"Predicted from {self.source}. n: devices; each: samples on one; 90 %: how far the interval reaches, in "
-            "percent; faster: an epoch, than on one device at the same global batch; grown: the same with as many "
-            "samples on every device as the one had, so that the batch grows with the devices."
-        ]
+        names = dict.fromkeys(row.prediction.strategy.name for row in self.rows)
+        notes = [f"Predicted from {self.source}. n: devices; 90 %: how far the interval reaches, in percent;"]
+        if first.grown:
+            notes += ["faster: samples per second, over one device with as many samples as each of the several."]
+        else:
+            notes += [
+                f"each: samples on one; faster: {'an epoch' if first.epoch_known else 'a step'}, than on one device "
+                "at the same global batch; grown: the same with as many samples on every device as the one had, so "
+                "that the batch grows with the devices."
+            ]
+        if self.cluster.price_per_hour is not None:
+            per = "an epoch" if first.epoch_known else "1,000 steps"
+            notes += [f"cost: of {per}; hosts are paid for whole, however many of their devices are in use."]
         if self.captured:
             notes += [
                 f"One device whose step is a CUDA graph takes {seconds_text(step.seconds)} at batch {step.batch}."
                 for step in self.captured.steps[-1:]
             ]
+        if self.cluster.backend == "nccl" and (on_host := [name for name in names if name in UPDATED_ON_HOST]):
+            notes += [
+                f"{', '.join(on_host)}: the update is made in host memory, which is assumed, not measured: Adam at "
+                f"{HOST_UPDATE_GBps:g} GB/s."
+            ]
         notes += ["~ interpolated between profiled batches."] if "interpolated" in known else []
-        notes += ["? outside of them, a guess."] if "extrapolated" in known else []
+        notes += ["? outside the profiled batches, a guess."] if "extrapolated" in known else []
         return " ".join(notes)
-
-
-def _short(seconds: float) -> str:
-    """Long epochs in one unit: a table is narrow."""
-    if seconds < 120:
-        return seconds_text(seconds)
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"
-
-
-def _dollars(cost: float | None) -> str:
-    if cost is None:
-        return "-"
-    return f"${cost:,.0f}" if cost >= 100 else f"${cost:.2f}"

@@ -6,20 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from scalewise.advice.rows import Row, reaches, strategy_text
+from scalewise.advice.loading import OPTION, WORKERS, loaded_beside
+from scalewise.advice.rows import Row, one_device_seconds, reaches, strategy_text
 from scalewise.errors import UserError
 from scalewise.prediction.predict import Prediction, Predictor
-from scalewise.results.profile import ProfileDocument
 from scalewise.strategies.mirrored import Mirrored
 from scalewise.strategies.registry import STRATEGIES
-from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy
 
 TIMES = 4
-"""As many times the batch, parts of an accumulated one, and loading workers."""
+"""As many times the batch, and parts of an accumulated one."""
 LARGE_MB = 100.0
-LOADING = 0.05
-"""The part of a step from which loading is worth more workers."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +36,14 @@ class Change:
 
 def changes_of(predictor: Predictor, alone: Row, several: Row, looked_at: set[str]) -> tuple[Change, ...]:
     """The best first; `looked_at` are strategies that the table has already."""
-    made, one = several.prediction, alone.prediction.seconds
+    made = several.prediction
+    one = alone.prediction.seconds * made.batch / alone.prediction.batch  # where devices bring their own samples
     found = [
         *_other_strategies(predictor, made, one, looked_at),
         *_mirrored(predictor, made, one),
-        _larger_batch(predictor, made),
+        _larger_batch(predictor, several),
         _accumulated(made, one),
-        *_loaded_beside(predictor, made, one),
+        *_loaded_beside(predictor, alone.prediction, made, one),
     ]
     return tuple(sorted(found, key=lambda change: -change.speedup))
 
@@ -74,11 +72,14 @@ def _mirrored(predictor: Predictor, made: Prediction, one: float) -> Iterator[Ch
         yield Change(what, one / seconds, seconds, strategy.exact)
 
 
-def _larger_batch(predictor: Predictor, made: Prediction) -> Change:
+def _larger_batch(predictor: Predictor, several: Row) -> Change:
+    made = several.prediction
     batch = TIMES * made.batch
     larger = predictor.simulate(made.strategy, made.devices, batch).step_seconds
-    single = predictor.simulate(Single(), 1, batch).step_seconds
+    single = one_device_seconds(predictor, batch, several.shares)
     what = f"a batch of {batch:,} (over one device at that batch; learns otherwise)"
+    if several.grown:
+        what = f"{batch // several.shares:,} samples on each (over one device with as many; learns otherwise)"
     return Change(what, single / larger, larger / TIMES, exact=False)
 
 
@@ -90,20 +91,16 @@ def _accumulated(made: Prediction, one: float) -> Change:
     return Change(what, one / seconds, seconds, exact=False)
 
 
-def _loaded_beside(predictor: Predictor, made: Prediction, one: float) -> Iterator[Change]:
-    """Workers load the next batch while this one is computed: what is longer counts."""
-    loading = made.phases.get("load", 0.0)
-    if loading < LOADING * made.seconds:
-        return
-    without = Predictor(_unloaded(predictor), predictor.cluster)
-    rest = without.simulate(made.strategy, made.devices, made.batch).step_seconds
-    seconds = max(rest, loading / TIMES)
-    yield Change(f"{TIMES} loading workers for each device (--load stream:workers={TIMES})", one / seconds, seconds)
-
-
-def _unloaded(predictor: Predictor) -> ProfileDocument:
-    steps = tuple(step.model_copy(update={"load": 0.0}) for step in predictor.profile.steps)
-    return predictor.profile.model_copy(update={"steps": steps})
+def _loaded_beside(predictor: Predictor, alone: Prediction, made: Prediction, one: float) -> Iterator[Change]:
+    """One device with loading workers, too: several with them are to be compared with that."""
+    single, spread = loaded_beside(predictor, alone), loaded_beside(predictor, made)
+    if single is not None:
+        seconds = single * made.batch / alone.batch
+        yield Change(f"one device with {WORKERS} loading workers ({OPTION})", one / seconds, seconds)
+    if spread is not None:
+        over = f"; {seconds / spread:.2f} times one device with as many" if single is not None else ""
+        what = f"{WORKERS} loading workers for each of {made.devices} devices ({OPTION}{over})"
+        yield Change(what, one / spread, spread)
 
 
 def _seconds(predictor: Predictor, strategy: Strategy, made: Prediction) -> float | None:

@@ -1,4 +1,4 @@
-"""The table of `scalewise advise`: strategies x devices x batches, each beside one device at the same batch."""
+"""The table of `scalewise advise`: strategies x devices x batches, each beside one device."""
 
 from __future__ import annotations
 
@@ -6,12 +6,29 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from scalewise.advice.left_out import LeftOut
 from scalewise.clusters.cluster import Cluster
 from scalewise.errors import UserError
 from scalewise.prediction.predict import Prediction, Predictor
 from scalewise.simulation.layout import packed
 from scalewise.strategies.single import Single
-from scalewise.strategies.strategy import Strategy, options_of
+from scalewise.strategies.strategy import Strategy, batch_shares, options_of
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the table is about."""
+
+    strategies: Sequence[Strategy]
+    devices: Sequence[int]
+    batches: Sequence[int]
+    """Global ones."""
+    batch_per_device: int | None = None
+    """Instead of those: every device brings as many samples, and they are compared with one that has as many."""
+    epoch_known: bool = True
+    """Whether anybody said how many samples make an epoch."""
+    named: bool = True
+    """Whether the strategies were asked for by name: what one refuses is then an error, else it is left out."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +38,23 @@ class Row:
     prediction: Prediction
     speedup: float | None
     speedup_per_device_batch: float | None
-    """With as many samples on every device as the one device had: the batch grows with the devices."""
-    cost_per_epoch: float | None
-    """In US dollars, for the hosts in use."""
+    """With as many samples on every device as the one device had: the batch grows with those that share it out."""
+    dollars_per_second: float | None
+    """For the hosts in use, each of them whole."""
+    grown: bool = False
+    """Whether the batch of each device was asked about."""
+    epoch_known: bool = True
+
+    @property
+    def shares(self) -> int:
+        """Into which one device that it is compared with takes the batch."""
+        made = self.prediction
+        return batch_shares(made.strategy, made.devices) if self.grown else 1
+
+    @property
+    def gain(self) -> float | None:
+        """What devices are added for: the speed-up that was asked about."""
+        return self.speedup_per_device_batch if self.grown else self.speedup
 
     @property
     def efficiency(self) -> float | None:
@@ -33,6 +64,21 @@ class Row:
     def name(self) -> str:
         """'mirrored' or 'data-parallel:engine=threads': what differs from the strategy's own choice."""
         return strategy_text(self.prediction.strategy)
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        return self.prediction.epoch_seconds if self.epoch_known else None
+
+    @property
+    def cost_per_epoch(self) -> float | None:
+        """In US dollars, as is the next."""
+        if self.dollars_per_second is None or self.epoch_seconds is None:
+            return None
+        return self.dollars_per_second * self.epoch_seconds
+
+    @property
+    def cost_per_1000_steps(self) -> float | None:
+        return None if self.dollars_per_second is None else 1000 * self.dollars_per_second * self.prediction.seconds
 
     def to_json(self) -> dict[str, Any]:
         made = self.prediction
@@ -45,7 +91,7 @@ class Row:
             "batch": made.batch,
             "batch_per_device": made.batch_per_device,
             "step_seconds": {"predicted": made.seconds, "low": made.low, "high": made.high},
-            "epoch_seconds": made.epoch_seconds,
+            "epoch_seconds": self.epoch_seconds,
             "speedup": self.speedup,
             "efficiency": self.efficiency,
             "speedup_per_device_batch": self.speedup_per_device_batch,
@@ -56,6 +102,7 @@ class Row:
             "extrapolated": made.known == "extrapolated",
             "known": made.known,
             "cost_per_epoch": self.cost_per_epoch,
+            "cost_per_1000_steps": self.cost_per_1000_steps,
         }
 
 
@@ -66,30 +113,27 @@ def strategy_text(strategy: Strategy) -> str:
     return strategy.name + (":" + ",".join(f"{key}={value}" for key, value in changed.items()) if changed else "")
 
 
-def rows_of(
-    predictor: Predictor,
-    strategies: Sequence[Strategy],
-    devices: Sequence[int],
-    batches: Sequence[int],
-    leave_out: bool = False,
-) -> list[Row]:
-    """One device first, at each batch. `leave_out`: what a strategy refuses has no row."""
+def rows_of(predictor: Predictor, asked: Question) -> tuple[list[Row], list[LeftOut]]:
+    """One device first, at each batch; and what has no row."""
     rows: list[Row] = []
-    for batch in batches:
-        alone = predictor.predict(Single(), 1, batch)
-        rows.append(
-            Row(alone, 1.0 if alone.fits else None, 1.0 if alone.fits else None, _cost(predictor.cluster, alone))
-        )
-        for strategy in strategies:
-            for count in devices:
-                if count == 1 or not reaches(strategy, predictor.cluster, count):
+    left_out: list[LeftOut] = []
+    for batch in asked.batches if asked.batch_per_device is None else [asked.batch_per_device]:
+        alone = _predict(predictor, asked, Single(), 1, batch)
+        rows.append(_row(predictor, asked, alone, 1.0 if alone.fits else None, 1.0 if alone.fits else None))
+        for strategy in asked.strategies:
+            for count in asked.devices:
+                if count == 1:
+                    continue
+                if not reaches(strategy, predictor.cluster, count):
+                    left_out.append(LeftOut(strategy_text(strategy), count, "its weights are in one host's memory"))
                     continue
                 try:
-                    rows.append(row_of(predictor, strategy, count, batch, alone))
-                except UserError:
-                    if not leave_out:
+                    rows.append(_several(predictor, asked, strategy, count, alone))
+                except UserError as refused:
+                    if asked.named:
                         raise
-    return rows
+                    left_out.append(LeftOut(strategy_text(strategy), count, str(refused)))
+    return rows, left_out
 
 
 def reaches(strategy: Strategy, cluster: Cluster, devices: int) -> bool:
@@ -97,18 +141,38 @@ def reaches(strategy: Strategy, cluster: Cluster, devices: int) -> bool:
     return strategy.name != "central-storage" or packed(cluster, devices).hosts == 1
 
 
-def row_of(predictor: Predictor, strategy: Strategy, devices: int, batch: int, alone: Prediction) -> Row:
-    made = predictor.predict(strategy, devices, batch)
-    grown = predictor.predict(strategy, devices, batch * devices, samples=batch * devices)
-    return Row(
-        prediction=made,
-        speedup=alone.epoch_seconds / made.epoch_seconds if alone.fits else None,
-        speedup_per_device_batch=devices * alone.seconds / grown.seconds if alone.fits else None,
-        cost_per_epoch=_cost(predictor.cluster, made),
+def one_device_seconds(predictor: Predictor, batch: int, shares: int) -> float:
+    """Of one device for as many samples, a share at a time."""
+    at_once = -(-batch // shares)
+    return predictor.simulate(Single(), 1, at_once).step_seconds * batch / at_once
+
+
+def _several(predictor: Predictor, asked: Question, strategy: Strategy, devices: int, alone: Prediction) -> Row:
+    shares = batch_shares(strategy, devices)
+    small, large = alone.batch, alone.batch * shares
+    if asked.batch_per_device is None:
+        made = _predict(predictor, asked, strategy, devices, small)
+        grown = predictor.predict(strategy, devices, large, samples=large)
+        same = alone
+    else:
+        made = grown = _predict(predictor, asked, strategy, devices, large)
+        same = _predict(predictor, asked, Single(), 1, large)
+    return _row(
+        predictor,
+        asked,
+        made,
+        same.epoch_seconds / made.epoch_seconds if same.fits else None,
+        shares * alone.seconds / grown.seconds if alone.fits else None,
     )
 
 
-def _cost(cluster: Cluster, made: Prediction) -> float | None:
-    if cluster.price_per_hour is None:
-        return None
-    return cluster.price_per_hour * made.hosts / cluster.hosts * made.epoch_seconds / 3600
+def _predict(predictor: Predictor, asked: Question, strategy: Strategy, devices: int, batch: int) -> Prediction:
+    return predictor.predict(strategy, devices, batch, samples=None if asked.epoch_known else batch)
+
+
+def _row(
+    predictor: Predictor, asked: Question, made: Prediction, speedup: float | None, per_device: float | None
+) -> Row:
+    cluster = predictor.cluster
+    price = None if cluster.price_per_hour is None else cluster.price_per_hour * made.hosts / cluster.hosts / 3600
+    return Row(made, speedup, per_device, price, asked.batch_per_device is not None, asked.epoch_known)

@@ -1,4 +1,4 @@
-"""Add devices or not, and why, in plain words with their numbers."""
+"""Add devices or not, and why."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalewise.advice.break_even import BreakEven, SLOWEST_GBps, break_even
+from scalewise.advice.break_even import BreakEven, break_even
 from scalewise.advice.changes import Change, changes_of
+from scalewise.advice.reason import Reason
 from scalewise.advice.rows import Row
-from scalewise.phases import BETWEEN_DEVICES
 from scalewise.prediction.predict import Bottleneck, Predictor
-from scalewise.results.units import bytes_text, seconds_text
+from scalewise.strategies.strategy import batch_shares
 
 WORTH = 1.05
 """The least speed-up for which devices are added."""
-FEW = 16
-"""Devices whose plan tells what a link carries with more."""
-WHY = {
-    "network": "choked by the network",
-    "compute": "bound by compute",
-    "launch": "bound by launching work on the device, which more devices do not shorten",
-    "input": "bound by loading its samples",
-    "memory": "too large for a device's memory",
-    "idle": "held up by devices that wait for each other",
-}
 
 
 @dataclass(frozen=True)
@@ -35,10 +25,13 @@ class Verdict:
     reason: str
     break_even: BreakEven
     changes: tuple[Change, ...]
+    sure: bool = True
+    """Whether the whole interval says that devices are to be added; one that stays is not asked."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "add_devices": self.add_devices,
+            "sure": self.sure,
             "best": self.best.to_json(),
             "bottleneck": self.bottleneck,
             "reason": self.reason,
@@ -51,95 +44,48 @@ def verdict_of(predictor: Predictor, rows: Sequence[Row]) -> Verdict:
     """Over the rows of one batch, the first of which is one device; only exact strategies are advised."""
     alone = rows[0]
     exact = [row for row in rows[1:] if row.prediction.strategy.exact]
+    nothing = BreakEven(None, None)
+    if not exact:
+        return Verdict(False, alone, alone.prediction.bottleneck, Reason(predictor, alone, alone).of_one(), nothing, ())
     fitting = [row for row in exact if row.prediction.fits]
-    several = _best(fitting or exact or [alone])
-    must = not alone.prediction.fits and several.prediction.fits
-    add = several is not alone and (must or (several.speedup or 0) > WORTH)
-    best = several if add else alone
-    if several is alone:
-        return Verdict(
-            False, alone, alone.prediction.bottleneck, _alone_text(predictor, alone), BreakEven(None, None), ()
-        )
-    strategy, devices = several.prediction.strategy, several.prediction.devices
-    even = break_even(predictor, strategy, devices, several.prediction.batch)
-    reason = _add_text(predictor, alone, several) if add else _stay_text(predictor, alone, several)
-    changes = changes_of(predictor, alone, several, {row.prediction.strategy.name for row in rows})
-    bottleneck = several.prediction.bottleneck
-    return Verdict(add, best, bottleneck, f"{reason} {_even_text(even, several)}".strip(), even, changes)
+    if not fitting and not alone.prediction.fits:
+        least = min(exact, key=lambda row: row.prediction.memory_bytes)
+        return Verdict(False, alone, "memory", Reason(predictor, alone, least).too_large(), nothing, ())
+    fastest = _best(fitting) if fitting else alone
+    add = fastest is not alone and (not alone.prediction.fits or (fastest.gain or 0) > WORTH)
+    several = fastest if add else _explained(exact)
+    made = several.prediction
+    even = break_even(predictor, made.strategy, made.devices, made.batch, several.shares)
+    reason = Reason(predictor, alone, several)
+    return Verdict(
+        add,
+        several if add else alone,
+        made.bottleneck,
+        reason.to_add(even, WORTH) if add else reason.to_stay(even, WORTH, several is _best(exact)),
+        even,
+        changes_of(predictor, alone, several, {row.prediction.strategy.name for row in rows}),
+        reason.sure or not add,
+    )
+
+
+def _explained(rows: Sequence[Row]) -> Row:
+    """Why several are no faster is seen where they share out the batch: in turn they lose little, and cannot gain."""
+    sharing = [row for row in rows if _shares_out(row)] or rows
+    return _best([row for row in sharing if row.prediction.fits] or sharing)
+
+
+def _shares_out(row: Row) -> bool:
+    made = row.prediction
+    return batch_shares(made.strategy, made.devices) == made.devices
 
 
 def _best(rows: Sequence[Row]) -> Row:
     """The fastest; what is predicted to gain less than devices must is no reason to leave torch's own way."""
-    fastest = min(rows, key=lambda row: row.prediction.epoch_seconds)
+    fastest = min(rows, key=_sample_seconds)
     usual = [row for row in rows if row.name == "mirrored" and row.prediction.devices == fastest.prediction.devices]
-    near = [row for row in usual if row.prediction.epoch_seconds < WORTH * fastest.prediction.epoch_seconds]
+    near = [row for row in usual if _sample_seconds(row) < WORTH * _sample_seconds(fastest)]
     return near[0] if near else fastest
 
 
-def _device(predictor: Predictor) -> str:
-    return predictor.cluster.devices[0].name
-
-
-def _alone_text(predictor: Predictor, alone: Row) -> str:
-    made = alone.prediction
-    return (
-        f"{predictor.profile.workload} on one {_device(predictor)}: {seconds_text(made.seconds)} a step, "
-        f"{WHY[made.bottleneck]}."
-    )
-
-
-def _moved(predictor: Predictor, row: Row) -> str:
-    """'each step moves 92.3 MiB over the busiest link'."""
-    made = row.prediction
-    inside: int = getattr(made.strategy, "inside", 1)  # groups of a hybrid are kept whole
-    few = made.devices if made.devices <= FEW else max(FEW // inside, 1) * inside
-    plan = made.strategy.plan(predictor.footprint, few, made.batch, predictor.cluster.backend)
-    return f"each step moves {bytes_text(plan.busiest_bytes / 2)} over the busiest link"
-
-
-def _seconds(row: Row, *phases: str) -> float:
-    return sum(seconds for phase, seconds in row.prediction.phases.items() if phase in phases)
-
-
-def _stay_text(predictor: Predictor, alone: Row, several: Row) -> str:
-    made = several.prediction
-    name, cluster = predictor.profile.workload, predictor.cluster.name
-    network = seconds_text(_seconds(several, *BETWEEN_DEVICES))
-    compute = seconds_text(_seconds(several, "forward", "backward", "update", "loss"))
-    why = WHY[made.bottleneck]
-    spent = (
-        f": {_moved(predictor, several)} ({network}) for {compute} of compute" if made.bottleneck == "network" else ""
-    )
-    return (
-        f"Stay on one {_device(predictor)}. At batch {made.batch}, {name} on {cluster} is {why}{spent}. "
-        f"The best of several, {several.name} on {made.devices} devices, takes {seconds_text(made.seconds)} a step "
-        f"({seconds_text(made.low)} to {seconds_text(made.high)}) where one takes "
-        f"{seconds_text(alone.prediction.seconds)}."
-    )
-
-
-def _add_text(predictor: Predictor, alone: Row, several: Row) -> str:
-    made = several.prediction
-    head = f"Use {several.name} on {made.devices} x {_device(predictor)}"
-    if several.speedup is None:
-        return f"{head}: {predictor.profile.workload} at batch {made.batch} does not fit into one."
-    low, high = (alone.prediction.epoch_seconds / edge for edge in (made.epoch_high, made.epoch_low))
-    return (
-        f"{head}: at batch {made.batch} an epoch takes {seconds_text(made.epoch_seconds)} where one device takes "
-        f"{seconds_text(alone.prediction.epoch_seconds)}: {several.speedup:.2f} times faster "
-        f"({low:.2f} to {high:.2f}), {several.speedup / made.devices:.0%} of linear. "
-        f"The step is then {WHY[made.bottleneck]}."
-    )
-
-
-def _even_text(even: BreakEven, row: Row) -> str:
-    made = row.prediction
-    slower = row.speedup is not None and row.speedup < 1
-    parts = []
-    if slower:
-        batch = f"from batch {even.batch:,} on" if even.batch else "at no batch that fits"
-        link = f"with links of {even.bandwidth_GBps:.3g} GB/s" if even.bandwidth_GBps else "with no link, however fast"
-        parts.append(f"{row.name} on {made.devices} devices would be faster than one {batch}, or {link}.")
-    elif even.bandwidth_GBps and even.bandwidth_GBps > 2 * SLOWEST_GBps:
-        parts.append(f"Links slower than {even.bandwidth_GBps:.3g} GB/s would undo it.")
-    return " ".join(parts)
+def _sample_seconds(row: Row) -> float:
+    return row.prediction.seconds / row.prediction.batch

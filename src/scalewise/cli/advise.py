@@ -46,7 +46,10 @@ def advise(
         str | None, typer.Option(help="Global batches, a comma list; the verdict is on the first.", show_default=False)
     ] = None,
     batch_per_device: Annotated[
-        int | None, typer.Option(help="The batch of every device instead, over all of them.", show_default=False)
+        int | None,
+        typer.Option(
+            help="The batch of every device instead; the verdict is against one that has as many.", show_default=False
+        ),
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Samples per epoch.", show_default="the profile's")] = None,
     calibrate: Annotated[

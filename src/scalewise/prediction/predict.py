@@ -26,7 +26,8 @@ from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.registry import STRATEGIES
 from scalewise.strategies.single import Single
-from scalewise.strategies.strategy import Strategy, batch_shares
+from scalewise.strategies.strategy import Strategy, batch_shares, servers_of
+from scalewise.timeline import Timeline
 
 Bottleneck = Literal["network", "compute", "launch", "input", "memory", "idle"]
 UPDATED_ON_HOST = {"parameter-server", "parameter-server-async", "central-storage"}
@@ -36,6 +37,8 @@ FOLLOWED = 16
 """Devices that are simulated one by one, at most, where they are workers of a server or a root, or of a hybrid."""
 LAUNCHING = 0.85
 """Half the samples taking more than this part of the seconds: the device waits to be told what to do."""
+BESIDE_LAUNCH = 0.25
+"""Communication of more than this part of the compute is what holds up several devices that launch no faster."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Prediction:
     memory_bytes: int
     fits: bool
     known: Known
+    copied_seconds: float = 0.0
+    """Of compute, what only communication needs: gradients put where they leave from."""
 
     @property
     def network_seconds(self) -> float:
@@ -153,7 +158,7 @@ class Predictor:
         """`samples` make an epoch; the profile's if not given."""
         layout = layout or packed(self.cluster, devices)
         step = self.simulate(strategy, devices, batch, layout)
-        seconds, phases = step.step_seconds, step.timeline.phases
+        seconds, phases = step.step_seconds, self._of_workers(step, strategy, devices).phases
         # Rounds of workers that wait for nobody are not all alike; their phases are shared out as in the mean.
         phases = {phase: part * seconds / sum(phases.values()) for phase, part in phases.items()}
         full, rest = divmod(samples or self.profile.samples_per_epoch, batch)
@@ -168,6 +173,7 @@ class Predictor:
         needed = memory_bytes(self.profile, self.costs, held, per_device, devices)
         fits = needed <= min(device.memory_GB for device in self.cluster.devices) * 1e9
         epoch = full * seconds + last
+        copied = self._copied_seconds(step, strategy, layout)
         return Prediction(
             strategy=strategy,
             devices=devices,
@@ -181,10 +187,11 @@ class Predictor:
             epoch_low=epoch * (1 - below),
             epoch_high=epoch * (1 + above),
             phases=phases,
-            bottleneck=self._bottleneck(phases, worked_on) if fits else "memory",
+            bottleneck=self._bottleneck(step, phases, worked_on, copied) if fits else "memory",
             memory_bytes=needed,
             fits=fits,
             known=spread.known,
+            copied_seconds=copied,
         )
 
     def _seconds(self, strategy: Strategy, devices: int, batch: int, layout: Layout) -> float:
@@ -193,19 +200,37 @@ class Predictor:
             self._steps[step] = self.simulate(strategy, devices, batch, layout).step_seconds
         return self._steps[step]
 
-    def _bottleneck(self, phases: dict[str, float], samples: int) -> Bottleneck:
+    def _of_workers(self, step: Simulated, strategy: Strategy, devices: int) -> Timeline:
+        """Servers take as long as workers, to a rounding error, which is not to decide whose phases are told."""
+        if not servers_of(strategy):
+            return step.timeline
+        workers = step.workers if isinstance(step, Steady) else devices
+        return Timeline(tuple(span for span in step.timeline.spans if span.rank < workers))
+
+    def _bottleneck(self, step: Simulated, phases: dict[str, float], samples: int, copied: float) -> Bottleneck:
         """Where most of the step goes. Compute that half the samples would not shorten is launching."""
-        network = sum(seconds for phase, seconds in phases.items() if phase in BETWEEN_DEVICES)
+        waited = sum(seconds for phase, seconds in phases.items() if phase in BETWEEN_DEVICES)
         compute = sum(phases.get(phase, 0.0) for phase in ("forward", "loss", "backward", "update"))
+        # Who waits for another to compute what is then sent waits under the name of that sending.
+        network = min(waited, step.transfer_seconds) if waited else 0.0
+        copied = min(compute, copied)
         shares: dict[Bottleneck, float] = {
-            "network": network,
-            "compute": compute,
+            "network": network + copied,
+            "compute": compute - copied,
             "input": phases.get("load", 0.0),
-            "idle": phases.get("idle", 0.0),
+            "idle": phases.get("idle", 0.0) + waited - network,
         }
         largest = max(shares, key=lambda name: shares[name])
         half = self.costs.compute_seconds(max(1, samples // 2))
         launching = samples > 1 and half > LAUNCHING * self.costs.compute_seconds(samples)
         if largest == "compute" and launching and phases.get("update", 0.0) < compute / 2:
-            return "launch"
+            return "network" if shares["network"] > BESIDE_LAUNCH * shares["compute"] else "launch"
         return largest
+
+    def _copied_seconds(self, step: Simulated, strategy: Strategy, layout: Layout) -> float:
+        if layout.workers == 1:
+            return 0.0
+        simulator = self._simulator(strategy, layout, None)
+        rounds = step.rounds if isinstance(step, Steady) else 1
+        copied = sum(each.moved_bytes for each in step.operations if each.rank == 0) / rounds
+        return copied * simulator.moved_seconds_per_byte * simulator.pace(0, 1)

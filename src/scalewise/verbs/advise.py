@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalewise.advice.advice import Advice
-from scalewise.advice.rows import rows_of
+from scalewise.advice.rows import Question, rows_of
 from scalewise.advice.verdict import verdict_of
 from scalewise.clusters.cluster import Cluster
 from scalewise.errors import UserError
 from scalewise.prediction.predict import Predictor
+from scalewise.published.models import OUTLINES
 from scalewise.results.profile import Profile
+from scalewise.spec import unknown
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 from scalewise.strategies.strategy import Strategy
 from scalewise.verbs.cluster_named import HERE, cluster_named
 from scalewise.verbs.one_device import Asked, known_of
+from scalewise.workloads.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from scalewise.step.settings import Precision
@@ -52,6 +56,8 @@ def advise(
     """
     if workload is None and profile is None:
         raise UserError("nothing to advise on; name a WORKLOAD, or give --profile FILE")
+    if isinstance(workload, str) and profile is None:
+        _check_name(workload)
     chosen = [strategy_of(text) for text in strategy]
     place, links = cluster_named(cluster or HERE, on_progress)
     counts = list(devices) or _counts(place.size)
@@ -66,9 +72,6 @@ def advise(
     document = known.document
     if save_profile is not None:
         Profile(document).write(Path(save_profile))
-    batches = batches or [known.default_batch]
-    if samples is None and step_time is not None:
-        samples = max(batches)  # nobody said how many make an epoch
     if samples is not None:
         document = document.model_copy(update={"samples_per_epoch": samples})
     if calibrate is not None:
@@ -76,11 +79,26 @@ def advise(
 
         place, links = calibrated(place, Path(calibrate), document)
     predictor = Predictor(document, place)
-    # What was not asked for by name is left out where this model or cluster cannot have it.
-    rows = rows_of(predictor, several(chosen or _strategies(place)), counts, batches, leave_out=not chosen)
-    first = [row for row in rows if row.prediction.batch == batches[0]]
+    asked_for = Question(
+        several(chosen or _strategies(place)),
+        counts,
+        batches or [known.default_batch],
+        batch_per_device,
+        epoch_known=samples is not None or step_time is None,
+        named=bool(chosen),
+    )
+    rows, left_out = rows_of(predictor, asked_for)
+    # The verdict is on the first batch, or on the one table where devices bring their own samples.
+    first = [row for row in rows if row.grown or row.prediction.batch == rows[0].prediction.batch]
     source = f"{known.source}, {links}"
-    return Advice(document, source, place, rows, verdict_of(predictor, first), known.captured)
+    return Advice(document, source, place, rows, verdict_of(predictor, first), known.captured, left_out)
+
+
+def _check_name(workload: str) -> None:
+    """A misspelt one is answered as such, whatever devices the cluster has."""
+    if re.fullmatch(r"[\w -]+", workload) and workload not in {*CATALOGUE, *OUTLINES}:
+        valid = [*CATALOGUE, "hf:NAME", "path/to/file.py:function", "package.module:function"]
+        raise unknown("workload", workload, [*valid, *OUTLINES])
 
 
 def several(strategies: Sequence[Strategy]) -> list[Strategy]:

@@ -63,5 +63,6 @@ def _own_table(folder: Path, cluster: str | Cluster | None) -> Table:
     if cluster is None:
         return fitted_table(name, own.cells, own.skeleton)
     place, links = cluster_named(cluster)
-    check_device(f"{folder} was measured on", own.skeleton.devices[0].name, place)
+    remedy = "name the cluster of the former, or none: links are then fitted to the folder"
+    check_device(f"{folder} was measured on", own.skeleton.devices[0].name, place, remedy)
     return given_table(name, own.cells, place, links)

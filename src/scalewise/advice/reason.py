@@ -1,0 +1,195 @@
+"""A verdict in plain words, with its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scalewise.advice.break_even import BreakEven, SLOWEST_GBps
+from scalewise.advice.device import counted
+from scalewise.advice.loading import OPTION, WORKERS, loaded_beside
+from scalewise.advice.rows import Row
+from scalewise.phases import BETWEEN_DEVICES
+from scalewise.prediction.predict import Predictor
+from scalewise.results.units import bytes_text, seconds_text
+from scalewise.strategies.strategy import batch_shares, servers_of
+
+FEW = 16
+"""Devices whose plan tells what a link carries with more."""
+SLOWED = 1.1
+"""Compute that takes as many times its own seconds beside communication is told so."""
+WHY = {
+    "network": "choked by the network",
+    "compute": "bound by compute",
+    "launch": "bound by launching work on the device, which more devices do not shorten",
+    "input": "bound by loading its samples",
+    "memory": "too large for a device's memory",
+    "idle": "held up by devices that wait for each other",
+}
+SERVER = "held up by the server, which updates for all"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """On one device beside several."""
+
+    predictor: Predictor
+    alone: Row
+    several: Row
+
+    def of_one(self) -> str:
+        made = self.alone.prediction
+        return f"{self._workload} on {self._devices(1)}: {seconds_text(made.seconds)} a step, {WHY[made.bottleneck]}."
+
+    def too_large(self) -> str:
+        made = self.several.prediction
+        return (
+            f"Nothing fits: {self._workload} {self._at} needs {bytes_text(made.memory_bytes)} of memory on each of "
+            f"{made.devices} devices at the least ({self.several.name}), and {self._devices(1)} has "
+            f"{bytes_text(self.predictor.cluster.devices[0].memory_GB * 1e9)}."
+        )
+
+    def to_stay(self, even: BreakEven, worth: float, best: bool) -> str:
+        """`best`: no strategy on several devices is faster than the one told of."""
+        made = self.several.prediction
+        spent = f": {self._moved()}" if made.bottleneck == "network" else ""
+        which = "The best of several" if best else "The best that shares out the batch"
+        return _joined(
+            f"Stay on {self._devices(1)}.",
+            f"{self._at.capitalize()}, {self._workload} on {self.predictor.cluster.name} is {self._why}{spent}.",
+            f"{which}, {self.several.name} on {made.devices} devices, {self._pace(self.several, interval=True)} where "
+            f"one {self._pace(self.alone)}.",
+            self._when_faster(even, worth),
+            self._one_loaded(worth),
+        )
+
+    def to_add(self, even: BreakEven, worth: float) -> str:
+        made, gain = self.several.prediction, self.several.gain
+        use = f"{'Use' if self.sure else 'Probably use'} {self.several.name} on {self._devices(made.devices)}"
+        if gain is None:
+            return f"{use}: {self._workload} {self._at} does not fit into one."
+        low, high = self._gains
+        reach = f"{low:.2f} to {high:.2f}" if self.sure else f"{low:.2f} to {high:.2f}: it cannot be told for sure"
+        what = "it" if self.several.grown else "an epoch" if self.several.epoch_known else "a step"
+        said = (
+            f"{use}: {self._at} {what} {self._pace(self.several, epoch=True)} where one device "
+            f"{self._pace(self.alone, epoch=True)}: {gain:.2f} times faster ({reach}), "
+            f"{gain / made.devices:.0%} of linear."
+        )
+        first = self._loaded_first(worth)
+        if first:
+            said = said[0].lower() + said[1:]
+        return _joined(first, said, self._how_to_be_sure(), f"The step is then {self._why}.", self._when_undone(even))
+
+    @property
+    def sure(self) -> bool:
+        return self.several.gain is None or self._gains[0] >= 1
+
+    @property
+    def _gains(self) -> tuple[float, float]:
+        made, gain = self.several.prediction, self.several.gain or 0.0
+        return gain * made.seconds / made.high, gain * made.seconds / made.low
+
+    @property
+    def _workload(self) -> str:
+        return self.predictor.profile.workload
+
+    @property
+    def _at(self) -> str:
+        if self.several.grown:
+            return f"with {self.alone.prediction.batch:,} samples on each device"
+        return f"at batch {self.several.prediction.batch:,}"
+
+    def _devices(self, count: int) -> str:
+        return counted(self.predictor.cluster.devices[0].name, count)
+
+    @property
+    def _why(self) -> str:
+        made = self.several.prediction
+        return SERVER if made.bottleneck == "idle" and servers_of(made.strategy) else WHY[made.bottleneck]
+
+    def _pace(self, row: Row, interval: bool = False, epoch: bool = False) -> str:
+        """'takes 4.31 ms a step', 'takes 1.2 s' of an epoch, 'trains 5,120 samples/s'."""
+        made = row.prediction
+        if row.grown:
+            rates = [made.batch / seconds for seconds in (made.seconds, made.high, made.low)]
+            reach = f" ({_count(rates[1])} to {_count(rates[2])})" if interval else ""
+            return f"trains {_count(rates[0])} samples/s{reach}"
+        if epoch:
+            return f"takes {seconds_text(made.epoch_seconds if row.epoch_known else made.seconds)}"
+        reach = f" ({seconds_text(made.low)} to {seconds_text(made.high)})" if interval else ""
+        return f"takes {seconds_text(made.seconds)} a step{reach}"
+
+    def _moved(self) -> str:
+        """'each step moves 92.3 MiB over the busiest link (20 ms) for 4 ms of compute'."""
+        made = self.several.prediction
+        inside: int = getattr(made.strategy, "inside", 1)  # groups of a hybrid are kept whole
+        few = made.devices if made.devices <= FEW else max(FEW // inside, 1) * inside
+        plan = made.strategy.plan(self.predictor.footprint, few, made.batch, self.predictor.cluster.backend)
+        network = self._seconds(*BETWEEN_DEVICES)
+        compute = self._seconds("forward", "backward", "update", "loss") - made.copied_seconds
+        own = min(compute, self.predictor.costs.compute_seconds(made.batch_per_device))
+        slowed = f", which take {seconds_text(compute)} beside it" if compute > SLOWED * own else ""
+        return (
+            f"each step moves {bytes_text(plan.busiest_bytes / 2)} over the busiest link ({seconds_text(network)}) for "
+            f"{seconds_text(own if slowed else compute)} of compute{slowed}"
+        )
+
+    def _seconds(self, *phases: str) -> float:
+        return sum(seconds for phase, seconds in self.several.prediction.phases.items() if phase in phases)
+
+    def _when_faster(self, even: BreakEven, worth: float) -> str:
+        row, devices = self.several, self.several.prediction.devices
+        if (row.gain or 0) >= 1:
+            return f"It gains less than {worth - 1:.0%}."
+        batch = "at no batch that fits"
+        if even.batch:
+            each = f"{-(-even.batch // row.shares):,} samples on each" if row.grown else f"batch {even.batch:,}"
+            batch = f"from {each} on"
+        link = f"with links of {even.bandwidth_GBps:.3g} GB/s" if even.bandwidth_GBps else "with no link, however fast"
+        return f"{row.name} on {devices} devices would be faster than one {batch}, or {link}."
+
+    def _when_undone(self, even: BreakEven) -> str:
+        if even.bandwidth_GBps and even.bandwidth_GBps > 2 * SLOWEST_GBps:
+            return f"Links slower than {even.bandwidth_GBps:.3g} GB/s would undo it."
+        return ""
+
+    def _how_to_be_sure(self) -> str:
+        if self.sure:
+            return ""
+        made = self.several.prediction
+        if made.known == "extrapolated" and batch_shares(made.strategy, made.devices) == made.devices:
+            size = made.batch_per_device
+            return f"To be sure, time one device at batch {size:,}, which was not profiled, and give that as --profile."
+        return "To be sure, time it on two devices there with `scalewise measure`, and give its folder as --calibrate."
+
+    def _one_loaded(self, worth: float) -> str:
+        """Said where one device stays and loading holds it up."""
+        alone = self.alone.prediction
+        loaded = loaded_beside(self.predictor, alone)
+        if loaded is None or alone.seconds < worth * loaded:
+            return ""
+        return f"One with {WORKERS} loading workers ({OPTION}) would take {seconds_text(loaded)} a step."
+
+    def _loaded_first(self, worth: float) -> str:
+        """Said where loading beside compute brings one device as far as several."""
+        alone, made = self.alone.prediction, self.several.prediction
+        loaded = loaded_beside(self.predictor, alone)
+        if loaded is None:
+            return ""
+        one = loaded * made.batch / alone.batch
+        spread = loaded_beside(self.predictor, made) or made.seconds
+        if one > worth * spread:
+            return ""
+        return (
+            f"Load beside compute before you add devices: {self._devices(1)} with {WORKERS} loading workers ({OPTION}) "
+            f"would take {seconds_text(one)} for {made.batch:,} samples, {made.devices} devices with as many each "
+            f"{seconds_text(spread)}. As samples are loaded now,"
+        )
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
+
+
+def _count(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
