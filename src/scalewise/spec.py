@@ -40,9 +40,10 @@ def parse_spec(text: str) -> Spec:
     return Spec(name.strip(), options)
 
 
-def unknown(kind: str, given: str, valid: Iterable[str]) -> UserError:
-    """The answer to a misspelt name: the nearest one, and all the valid ones."""
+def unknown(kind: str, given: str, valid: Iterable[str], what: Mapping[str, str] | None = None) -> UserError:
+    """The answer to a misspelt name: the nearest one, and all the valid ones, with `what` each is where that helps."""
     names = list(valid)
     near = difflib.get_close_matches(given, names, n=1)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
-    return UserError(f"unknown {kind} '{given}'{hint}; valid: {', '.join(names)}")
+    told = [f"{name} ({what[name]})" for name in names] if what else names
+    return UserError(f"unknown {kind} '{given}'{hint}; valid: {', '.join(told)}")

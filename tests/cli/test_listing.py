@@ -25,6 +25,21 @@ def test_staleness_has_no_default_of_torch(scalewise: Run) -> None:
     assert choices["max_staleness"] == "(a number; unbounded if not given)"
 
 
+@pytest.mark.parametrize("kind", ["strategies", "workloads", "clusters", "experiments"])
+def test_no_word_is_broken_at_80_columns(kind: str, scalewise: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def words(columns: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        return scalewise("list", kind).stdout.split()
+
+    assert words(1000) == words(80)
+    assert max(map(len, scalewise("list", kind).stdout.splitlines())) <= 80
+
+
+def test_the_help_says_what_asynchronous_steps_are(scalewise: Run) -> None:
+    text = " ".join(scalewise("train", "--help").stdout.replace("│", " ").split())
+    assert "Batches, instead of epochs: one update each, or with parameter-server-async one by every worker." in text
+
+
 @pytest.mark.parametrize("command", ["train", "measure"])
 def test_the_help_names_every_optimizer(command: str, scalewise: Run) -> None:
     text = scalewise(command, "--help").stdout

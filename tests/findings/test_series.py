@@ -11,6 +11,7 @@ from scalewise.findings.series import series_of
 from scalewise.results.environment import Environment
 from scalewise.results.measurement import Measurement
 from scalewise.results.statistics import Interval
+from scalewise.results.train import BytesPerStep
 
 HERE = Environment(hardware={"cpu": "Some CPU", "cores": 2}, samples_per_epoch=95)
 KNOWN = {HERE.id: HERE}
@@ -85,6 +86,20 @@ def test_cells_that_failed_or_of_unknown_epochs_are_left_out() -> None:
 def test_the_uncertainty_of_a_cell_is_half_its_interval() -> None:
     [series] = series_of([measured("single", 1, 10)], KNOWN)
     assert series.cells[0].uncertainty == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "per_batch"),
+    [
+        ("parameter-server", {}, 100),
+        ("parameter-server-async", {"max_staleness": 0}, 100),
+        ("parameter-server-async", {"max_staleness": None}, 300),
+    ],
+)
+def test_a_batch_moves_what_its_updates_move(strategy: str, options: dict[str, Any], per_batch: int) -> None:
+    """An asynchronous step is one update by one of the workers."""
+    [series] = series_of([measured(strategy, 3, 10, options=options, bytes_per_step=BytesPerStep(60, 60, 100))], KNOWN)
+    assert series.cells[0].bytes_per_epoch == 10 * per_batch
 
 
 def test_options_are_named_where_they_differ_from_the_defaults() -> None:

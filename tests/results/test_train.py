@@ -7,8 +7,10 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from scalewise.results.statistics import interval_of
-from scalewise.results.train import BytesPerStep, TrainResult
+from scalewise.results.train import BytesPerStep, Staleness, TrainResult, Updates
 
 RESULT = TrainResult(
     workload="linear",
@@ -53,6 +55,49 @@ def test_the_table() -> None:
     ):
         assert expected in text
     assert "60%" in text
+
+
+@pytest.mark.parametrize(
+    ("steps", "timed", "words"),
+    [
+        (1, 1, "1 step, 2 full epochs; all timed, no warm-up"),
+        (20, 20, "20 steps, 2 full epochs; all timed, no warm-up"),
+        (21, 20, "21 steps, 2 full epochs; the first step is warm-up and not timed"),
+        (22, 20, "22 steps, 2 full epochs; the first 2 steps are warm-up and not timed"),
+    ],
+)
+def test_warm_up_in_words(steps: int, timed: int, words: str) -> None:
+    assert words in str(dataclasses.replace(RESULT, steps=steps, step_seconds=interval_of([0.01] * timed)))
+
+
+def test_the_strategy_is_shown_with_its_options_and_given_to_programs_without() -> None:
+    shown = dataclasses.replace(RESULT, spread="mirrored:bucket_MB=10")
+    assert "mirrored:bucket_MB=10 on 2 cpu devices" in str(shown)
+    assert shown.to_json().keys() == RESULT.to_json().keys()
+    assert "spread" not in shown.to_json()
+
+
+def test_a_step_of_workers_on_their_own_is_one_update_everywhere() -> None:
+    shown = dataclasses.replace(
+        RESULT,
+        strategy="parameter-server-async",
+        options={"servers": 1},
+        steps=80,
+        step_seconds=interval_of([0.01] * 72),
+        samples_per_second=500.0,
+        staleness=Staleness(1.0, 3, {1: 80}),
+        updates=Updates(80, 80, {0: 40, 1: 40}, 80, batches=20),
+    )
+    text = " ".join(str(shown).split())
+    for expected in (
+        "80 updates for 20 batches, 2 full epochs; each worker's first ones, 8 in all, are warm-up and not timed",
+        "one update by one worker: 10 ms [95 %: 10 ms to 10 ms, n = 72] 500 samples/s of all workers",
+        "2.0 KiB per update, as planned; not traced; busiest server or device 2.0 KiB out and in",
+    ):
+        assert expected in text
+    assert "steps" not in text
+    document = shown.to_json()
+    assert (document["steps"], document["updates"]["batches"]) == (80, 20)
 
 
 def test_hosts_and_traced_bytes_are_shown() -> None:

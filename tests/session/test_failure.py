@@ -19,6 +19,8 @@ from scalewise.session.failure import (
 from scalewise.step.room import DeviceFull
 
 LESS = "a smaller --batch, or --accumulate 2, needs less"
+LESS_OF_PARTS = "a smaller --batch needs less"
+"""Where a batch is computed in parts already, and --accumulate would be refused."""
 LARGER = "--strategy central-storage, pipeline or sharded trains models larger than the device"
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 
@@ -71,8 +73,18 @@ def test_a_strategy_that_runs_out_of_memory_is_not_suggested_again() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB.")
     error.strategy = "pipeline"  # type: ignore[attr-defined]
     assert from_exception(0, error).sentence.endswith(
-        f"{LESS}, and --strategy central-storage or sharded trains models larger than the device"
+        f"GiB; {LESS_OF_PARTS}, and --strategy central-storage or sharded trains models larger than the device"
     )
+
+
+def test_other_advice_takes_the_place_of_a_ranks_own() -> None:
+    failure = from_exception(1, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has 1."))
+    advised = failure.advising("buy a larger one")
+    assert (advised.rank, advised.kind, advised.details) == (1, "oom", failure.details)
+    assert advised.sentence == (
+        "rank 1 ran out of memory: OutOfMemoryError: CUDA out of memory, tried to allocate 2 GiB; buy a larger one"
+    )
+    assert advised.advising("or two").sentence.endswith("GiB; or two")
 
 
 def test_memory_that_ran_out_inside_a_library_is_what_went_wrong() -> None:
@@ -83,7 +95,7 @@ def test_memory_that_ran_out_inside_a_library_is_what_went_wrong() -> None:
     assert failure.kind == "oom"
     assert failure.sentence == (
         "rank 2 ran out of memory: OutOfMemoryError: CUDA out of memory, tried to allocate 2.00 GiB; "
-        f"{LESS}, and --strategy central-storage or sharded trains models larger than the device"
+        f"{LESS_OF_PARTS}, and --strategy central-storage or sharded trains models larger than the device"
     )
 
 

@@ -49,7 +49,8 @@ def test_staleness_keeps_to_its_bound_and_every_part_of_the_work_is_done_once(
     seen = staleness(session.served)
     assert 0 < seen.max <= bound
     assert sorted(update.ticket for outcome in outcomes for update in outcome.updates) == list(range(30 * 4))
-    counted = updates(session.served, outcomes)
+    counted = updates(session.served, outcomes, 4)
+    assert counted.batches == 30
     assert counted.applied == counted.acknowledged == counted.seen_by_workers == 30 * 4
 
 
@@ -62,6 +63,9 @@ def test_a_worker_that_dies_is_dropped_and_the_others_finish() -> None:
     assert result.updates.by_worker[1] == 3  # it died in its fourth
     assert result.updates.applied == 3 * 40 - 1  # only what it had in hand is lost
     assert any("worker 1 was killed (signal 9); the others went on" in note for note in result.notes)
+    assert result.updates.batches == 40
+    pushed_and_pulled = 2 * 4 * result.parameters
+    assert pushed_and_pulled < result.bytes_per_step.planned < 3 * pushed_and_pulled  # headers too, of one update
 
 
 def test_a_replacement_joins_and_works() -> None:

@@ -65,7 +65,9 @@ def test_a_transformer_larger_than_a_device_trains_in_parts_and_not_on_one(
     monkeypatch.setenv("SCALEWISE_MEMORY_LIMIT_GB", str(LIMIT_GB))
     with pytest.raises(RunFailed, match=r"what is to stay on the device takes 0\.025\d GB") as raised:
         train(LARGE, optimizer="sgd", device_kind="cpu", batch=4, steps=3, samples=8)
-    assert str(raised.value).endswith(
+    sentence = str(raised.value)
+    assert (
         "the model's weights do not fit; --strategy central-storage, pipeline or sharded trains models larger than the "
-        "device"
-    )
+        "device (planned: central-storage "
+    ) in sentence
+    assert sentence.endswith("GB with --devices 4)")

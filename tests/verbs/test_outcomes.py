@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scalewise.phases import shared_out
-from scalewise.verbs.outcomes import pace_of, slowest
+from scalewise.strategies.registry import strategy_of
+from scalewise.verbs.outcomes import pace_of, slowest, spread_text
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
@@ -24,3 +27,19 @@ def test_phases_are_shares_of_the_step_that_is_shown() -> None:
     """The slowest of all ranks, step by step, is slower than each rank's own median."""
     assert shared_out({"update": 1.0, "forward": 3.0}, 5.0) == {"forward": 3.75, "update": 1.25}
     assert shared_out({}, 5.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "text"),
+    [
+        ("mirrored", "mirrored"),
+        ("parameter-server:servers=2", "parameter-server:servers=2"),
+        ("hybrid", "hybrid"),
+        ("hybrid:stages=2", "hybrid:stages=2"),
+        ("pipeline", "pipeline with 16 micro-batches"),
+        ("pipeline:schedule=gpipe", "pipeline:schedule=gpipe with 16 micro-batches"),
+        ("pipeline:microbatches=5", "pipeline:microbatches=5"),
+    ],
+)
+def test_a_strategy_is_told_with_what_was_asked_for_and_what_it_chose(strategy: str, text: str) -> None:
+    assert spread_text(strategy_of(strategy), devices=4, batch=32) == text

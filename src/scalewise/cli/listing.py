@@ -25,18 +25,27 @@ def listing(
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 3, 0, 0))
-    for title in ("name", "what it is", "options"):
-        table.add_column(title, overflow="fold", no_wrap=title == "name")
+    table.add_column("name", no_wrap=True)
+    # Below each other, so that neither column is ever narrower than a word.
+    table.add_column("what it is" + (", with its options" if any(map(_options_text, rows)) else ""), overflow="fold")
     for row in rows:
         about = row["summary"] if row.get("exact", True) else f"{row['summary']} (not exact)"
-        options = row.get("options", {})
-        shown = [f"{key}={row.get('choices', {}).get(key, value)}" for key, value in options.items()]
-        for preset, values in row.get("presets", {}).items():
-            shown.append(f"{preset} ({', '.join(f'{key}={value}' for key, value in values.items())})")
-        table.add_row(row["name"], about, ", ".join(shown) or "-")
+        table.add_row(row["name"], about)
+        if options := _options_text(row):
+            table.add_row("", Text(options, style="dim"))
     Console(highlight=False).print(table)
+
+
+def _options_text(row: dict[str, Any]) -> str:
+    """'width=8, norm=none|batch, full (width=64, depth=4)'."""
+    choices = row.get("choices", {})
+    shown = [f"{key}={choices.get(key, value)}" for key, value in row.get("options", {}).items()]
+    for preset, values in row.get("presets", {}).items():
+        shown.append(f"{preset} ({', '.join(f'{key}={value}' for key, value in values.items())})")
+    return ", ".join(shown)
 
 
 def _strategies() -> list[dict[str, Any]]:

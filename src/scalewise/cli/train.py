@@ -33,7 +33,14 @@ def train(
     ] = None,
     batch_per_device: Annotated[int | None, option(LEARNING, help="The same per device.", show_default=False)] = None,
     epochs: Annotated[int | None, option(LEARNING, help="Passes over the data.", show_default="1")] = None,
-    steps: Annotated[int | None, option(LEARNING, help="Updates, instead of epochs.", show_default=False)] = None,
+    steps: Annotated[
+        int | None,
+        option(
+            LEARNING,
+            help="Batches, instead of epochs: one update each, or with parameter-server-async one by every worker.",
+            show_default=False,
+        ),
+    ] = None,
     optimizer: Annotated[
         str | None,
         option(LEARNING, help="adam, adamw, sgd, momentum, adagrad or adafactor.", show_default="the workload's"),

@@ -12,6 +12,7 @@ from scalewise.findings.cell import Cell, Series
 from scalewise.findings.machine import place_text, when_text
 from scalewise.results.environment import Environment
 from scalewise.results.measurement import Measurement
+from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.registry import STRATEGIES
 
 Key = tuple[Any, ...]
@@ -59,16 +60,22 @@ def cell_of(measurement: Measurement, environments: Mapping[str, Environment]) -
         assert step is not None
         epoch = step.median * -(-samples // measurement.batch)
     moved = measurement.bytes_per_step
+    steps_per_batch = measurement.devices if _is_asynchronous(measurement) else 1
     return Cell(
         measurement.devices,
         measurement.batch,
         samples,
         epoch,
         uncertainty=(step.high - step.low) / 2 / step.median if step and step.n > 1 else 0.0,
-        bytes_per_step=moved.busiest if moved else None,
+        bytes_per_step=moved.busiest * steps_per_batch if moved else None,
         phases=measurement.phases,
         timed_steps=step.n if step else None,
     )
+
+
+def _is_asynchronous(measurement: Measurement) -> bool:
+    """Its step is one update by one worker, where a cell's is a batch: an update by each."""
+    return measurement.strategy == ParameterServerAsync.name and measurement.options.get("max_staleness") != 0
 
 
 def strategy_text(measurement: Measurement) -> str:

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from scalewise.results.memory import MemoryPerDevice
 from scalewise.results.phase_table import phase_table
 from scalewise.results.printable import Printable
 from scalewise.results.statistics import Interval
@@ -22,7 +23,10 @@ LOADED = {"device": "data on the device", "stream": "data streamed", "files": "d
 
 @dataclass(frozen=True)
 class BytesPerStep:
-    """Sent over all ranks, as planned and as traced; `busiest`: one rank's sent plus received."""
+    """Sent over all ranks, as planned and as traced; `busiest`: one rank's sent plus received.
+
+    Of an asynchronous run a step is one update by one worker.
+    """
 
     planned: int
     traced: int | None
@@ -30,31 +34,6 @@ class BytesPerStep:
     traced_by: Literal["kernel", "counted copies"] = "kernel"
     """What crosses sockets is counted by the kernel; copies between host memory and devices only where they are made,
     and then the host's memory is the busiest."""
-
-
-@dataclass(frozen=True)
-class MemoryPerDevice:
-    """Bytes at the peak of a step on the rank that needs the most, as planned and as measured."""
-
-    planned: int | None
-    """None: the model cannot be counted without real numbers."""
-    measured: int | None
-    """None: the run was too short to watch."""
-    parts: dict[str, int]
-    """Of what is planned, at its peak."""
-    planned_by_rank: list[int]
-    measured_by_rank: list[int | None]
-    measured_by: Literal["cuda allocator", "cpu allocator"]
-    """Torch's: on a GPU over the whole run, samples that live there included; on the CPU over two steps of the warm-up,
-    without the samples."""
-
-    @property
-    def text(self) -> str:
-        planned = f"{bytes_text(self.planned)} planned" if self.planned else "not planned"
-        measured = f"{bytes_text(self.measured)} measured" if self.measured else "not measured"
-        largest = sorted(((size, name) for name, size in self.parts.items() if size), reverse=True)
-        made_of = ", ".join(f"{name} {bytes_text(size)}" for size, name in largest)
-        return f"{planned}, {measured} at the peak on a device" + (f" ({made_of})" if made_of else "")
 
 
 @dataclass(frozen=True)
@@ -75,6 +54,8 @@ class Updates:
     by_worker: dict[int, int]
     seen_by_workers: int
     """Answers that reached a worker which lived to tell."""
+    batches: int
+    """That they were made for: each takes an update by every worker."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +74,7 @@ class TrainResult(Printable):
     batch_per_device: int
     precision: str
     steps: int
+    """Of an asynchronous run, updates."""
     epochs: int
     epoch_seconds: list[float]
     step_seconds: Interval
@@ -112,6 +94,8 @@ class TrainResult(Printable):
     """Of an asynchronous run, as are the next two: steps of workers overlap there."""
     staleness: Staleness | None = None
     updates: Updates | None = None
+    spread: str = ""
+    """The strategy as the table names it: with the options given, and what it chose itself."""
     notes: list[str] = field(default_factory=list)
     """What the reader must know to read the figures: oversubscribed devices, synthetic data, an interrupted run."""
     checkpoint: Path | None = None
@@ -121,7 +105,7 @@ class TrainResult(Printable):
 
     def to_json(self) -> dict[str, Any]:
         document = asdict(self)
-        del document["timeline"], document["curve"]
+        del document["timeline"], document["curve"], document["spread"]
         if self.staleness is None:
             del document["staleness"], document["updates"], document["samples_per_second"]
         document["checkpoint"] = str(self.checkpoint) if self.checkpoint else None
@@ -146,19 +130,21 @@ class TrainResult(Printable):
         times = self.step_seconds
         per_second = self.samples_per_second or (self.batch / times.median if times.n else None)
         rate = f"{per_second:,.0f} samples/s" if per_second else "-"
-        devices = f"{self.devices} {self.device_kind} device{'s' if self.devices > 1 else ''}"
+        devices = _counted(self.devices, f"{self.device_kind} device")
         if self.hosts > 1:
             devices += f" on {self.hosts} hosts joined by {self.link}"
+        spread = f"{self.spread or self.strategy} on {devices}"
         facts = [
             ("workload", f"{self.workload}  ({self.parameters:,} parameters; {self.data})"),
-            ("strategy", f"{self.strategy} on {devices}, {self.execution}, {self.precision}, {LOADED[self.load]}"),
+            ("strategy", f"{spread}, {self.execution}, {self.precision}, {LOADED[self.load]}"),
             ("batch", f"{self.batch} global = {self.batch_per_device} per device"),
+            ("trained", f"{self._trained()}, {_counted(self.epochs, 'full epoch')}; {self._warm_up()}"),
             (
-                "trained",
-                f"{self.steps:,} steps, {self.epochs} full epoch{'s' if self.epochs != 1 else ''}; the first "
-                f"{self.steps - times.n} steps are warm-up and not timed",
+                "step",
+                f"one update by one worker: {times.text}  {rate} of all workers"
+                if self.updates
+                else f"{times.text}  {rate}",
             ),
-            ("step", f"{times.text}  {rate}"),
         ]
         if self.staleness and self.updates:
             facts += self._asynchronous_facts(self.staleness, self.updates)
@@ -176,6 +162,21 @@ class TrainResult(Printable):
             facts.append(("checkpoint", str(self.checkpoint)))
         return facts
 
+    def _trained(self) -> str:
+        if self.updates:
+            return f"{_counted(self.steps, 'update')} for {_counted(self.updates.batches, 'batch', 'batches')}"
+        return _counted(self.steps, "step")
+
+    def _warm_up(self) -> str:
+        untimed = self.steps - self.step_seconds.n
+        if untimed == 0:
+            return "all timed, no warm-up"
+        if self.updates:
+            return f"each worker's first ones, {untimed:,} in all, are warm-up and not timed"
+        if untimed == 1:
+            return "the first step is warm-up and not timed"
+        return f"the first {untimed:,} steps are warm-up and not timed"
+
     def _traffic(self, sent: BytesPerStep) -> tuple[str, str]:
         planned = bytes_text(sent.planned)
         if sent.traced_by == "counted copies" and sent.traced is not None:
@@ -186,9 +187,10 @@ class TrainResult(Printable):
             )
         counted = "not traced" if sent.traced is None else f"{bytes_text(sent.traced)} traced"
         who = "server or device" if "servers" in self.options else "device"
+        each = "update" if self.updates else "step in all"
         return (
             "sent",
-            f"{planned} per step in all, as planned; {counted}; busiest {who} {bytes_text(sent.busiest)} out and in",
+            f"{planned} per {each}, as planned; {counted}; busiest {who} {bytes_text(sent.busiest)} out and in",
         )
 
     def _asynchronous_facts(self, staleness: Staleness, updates: Updates) -> list[tuple[str, str]]:
@@ -198,3 +200,8 @@ class TrainResult(Printable):
             ("updates", f"{updates.applied:,} applied, {updates.acknowledged:,} acknowledged ({shares})"),
             ("staleness", f"{staleness.mean:.2f} versions on average, {staleness.max} at most ({seen})"),
         ]
+
+
+def _counted(number: int, noun: str, several: str = "") -> str:
+    """'1 step', '20 steps'."""
+    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"

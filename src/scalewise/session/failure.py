@@ -8,7 +8,7 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -38,7 +38,9 @@ _NOT_THE_USERS = (
 )
 FOR_LARGE_MODELS = ("central-storage", "pipeline", "sharded")
 """Strategies under which a device need not hold all weights."""
-_SMALLER = "a smaller --batch, or --accumulate 2,"
+IN_PARTS_ALREADY = {"pipeline", "data-parallel"}
+"""Strategies that take no --accumulate."""
+WEIGHTS_DO_NOT_FIT = "the model's weights do not fit"
 _MODULE_FILE = torch.nn.modules.module.__file__
 _MEMORY_WORDS = ("defaultcpuallocator: can't allocate memory", "not enough memory")
 
@@ -52,6 +54,12 @@ class Failure:
     sentence: str
     details: str = ""
     seconds: float = field(default_factory=time.monotonic)
+    advice: str = ""
+    """What the sentence ends with, where it says what to do."""
+
+    def advising(self, advice: str) -> Failure:
+        """The same with other advice, from who knows more than a rank does."""
+        return replace(self, sentence=self.sentence.removesuffix(self.advice) + advice, advice=advice)
 
 
 class RankFailed(RunFailed):
@@ -59,6 +67,7 @@ class RankFailed(RunFailed):
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.sentence)
+        self.failure = failure
         self.rank = failure.rank
         self.kind = failure.kind
         self.details = failure.details
@@ -76,7 +85,9 @@ def from_exception(rank: int, error: BaseException, who: str | None = None) -> F
     if isinstance(error, (UserError, RunFailed)):  # a sentence already
         return Failure(rank, kind, message, details)
     if kind == "oom":
-        return Failure(rank, kind, f"{who} ran out of memory: {_first_sentences(what)}; {_needs_less(error)}", details)
+        advice = _needs_less(error)
+        sentence = f"{who} ran out of memory: {_first_sentences(what)}; {advice}"
+        return Failure(rank, kind, sentence, details, advice=advice)
     return Failure(rank, kind, f"{who} failed{_where(error)}: {what}", details)
 
 
@@ -110,20 +121,28 @@ def to_exception(failure: Failure) -> Exception:
     return UserError(failure.sentence) if failure.kind == "user" else RankFailed(failure)
 
 
+def smaller_batch(strategy: str) -> str:
+    return "a smaller --batch" if strategy in IN_PARTS_ALREADY else "a smaller --batch, or --accumulate 2,"
+
+
+def larger_models(strategies: Sequence[str]) -> str:
+    named = " or ".join(filter(None, (", ".join(strategies[:-1]), strategies[-1])))
+    return f"--strategy {named} trains models larger than the device"
+
+
 def _needs_less(error: BaseException) -> str:
     """A device may have less memory than its host; without a limit, host memory is all there is to a CPU device."""
     frames = traceback.extract_tb(error.__traceback__)
     running = {Path(frame.filename).stem.replace("_", "-") for frame in frames} | {getattr(error, "strategy", "")}
+    smaller = f"{smaller_batch(next(iter(running & IN_PARTS_ALREADY), ''))} needs less"
     others = [name for name in FOR_LARGE_MODELS if name in STRATEGIES and name not in running]
     limited = isinstance(error, torch.OutOfMemoryError) or MEMORY_LIMIT in os.environ
     if not limited or not others:
-        return f"{_SMALLER} needs less"
-    named = " or ".join(filter(None, (", ".join(others[:-1]), others[-1])))
-    larger = f"--strategy {named} trains models larger than the device"
+        return smaller
     moving = any(frame.name == "_apply" and frame.filename == _MODULE_FILE for frame in frames)
     if isinstance(error, DeviceFull) or moving:
-        return f"the model's weights do not fit; {larger}"
-    return f"{_SMALLER} needs less, and {larger}"
+        return f"{WEIGHTS_DO_NOT_FIT}; {larger_models(others)}"
+    return f"{smaller}, and {larger_models(others)}"
 
 
 def _first_sentences(message: str) -> str:

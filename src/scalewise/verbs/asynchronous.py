@@ -64,10 +64,12 @@ def staleness(served: list[Served]) -> Staleness:
     return Staleness(mean, most, {versions: seen[versions] for versions in sorted(seen)})
 
 
-def updates(served: list[Served], outcomes: list[Outcome]) -> Updates:
+def updates(served: list[Served], outcomes: list[Outcome], workers: int) -> Updates:
+    last = max(update.ticket for outcome in outcomes for update in outcome.updates)
     return Updates(
         applied=sum(served[0].applied.values()),
         acknowledged=sum(served[0].acknowledged.values()),
         by_worker={worker: served[0].applied[worker] for worker in sorted(served[0].applied)},
         seen_by_workers=sum(outcome.acknowledged for outcome in outcomes),
+        batches=last // workers + 1 - outcomes[0].resumed_at,
     )

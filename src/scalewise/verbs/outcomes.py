@@ -5,17 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
+from scalewise.advice.rows import strategy_text
+from scalewise.plan import Plan
 from scalewise.prediction.held import Run
 from scalewise.prediction.holdings import held_by
 from scalewise.prediction.memory import peak_memory
-from scalewise.results.train import BytesPerStep, MemoryPerDevice
+from scalewise.results.memory import MemoryPerDevice
+from scalewise.results.train import BytesPerStep
 from scalewise.results.units import seconds_text
 from scalewise.session.cores import allowed_cores
 from scalewise.session.placement import Placement
 from scalewise.session.torchrun import under_torchrun
+from scalewise.step.memory import FEWEST_STEPS
+from scalewise.strategies.idling import idle_shares
 from scalewise.strategies.layers import Layers
+from scalewise.strategies.microbatches import microbatches_for
+from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.pipeline import Pipeline
-from scalewise.strategies.strategy import Backend
+from scalewise.strategies.strategy import Backend, Strategy
 from scalewise.timeline import Timeline
 from scalewise.training.loop import Outcome
 from scalewise.training.request import Request
@@ -45,27 +52,49 @@ def pace_of(ranks: list[dict[str, float]], alone: float | None = None) -> int:
 
 
 def bytes_per_step(request: Request, placement: Placement, outcomes: list[Outcome]) -> BytesPerStep:
-    backend: Backend = "nccl" if placement.device_kind == "cuda" else "gloo"
-    footprint = outcomes[0].footprint
-    assert footprint is not None
-    plan = request.strategy.plan(footprint, placement.devices, request.settings.batch, backend)
-    traced = all(outcome.traffic.steps for outcome in outcomes)
-    if not plan.bytes_per_step:
+    """A step of workers on their own is one update; what is planned is one by each of them."""
+    plan = _plan(request, placement, outcomes)
+    updates = sum(len(outcome.updates) for outcome in outcomes)
+    steps = placement.devices if updates else 1
+    planned, busiest = plan.bytes_per_step // steps, plan.busiest_bytes // steps
+    if not planned:
         return BytesPerStep(0, 0, 0)
     if copied := [outcome.copied for outcome in outcomes if outcome.copied]:
         # All of them go through the one host memory.
         counted = round(sum(each.per_step for each in copied))
-        return BytesPerStep(plan.bytes_per_step, counted, counted, "counted copies")
-    if backend == "nccl" or not traced:
-        return BytesPerStep(plan.bytes_per_step, None, plan.busiest_bytes)
-    sent = sum(outcome.traffic.sent_per_step for outcome in outcomes)
-    through = [outcome.traffic.sent_per_step + outcome.traffic.received_per_step for outcome in outcomes]
+        return BytesPerStep(planned, counted, counted, "counted copies")
+    # One that came late may have found nothing left to do.
+    traffic = [outcome.traffic for outcome in outcomes if outcome.updates or not updates]
+    if _backend(placement) == "nccl" or not all(each.steps for each in traffic):
+        return BytesPerStep(planned, None, busiest)
+    parts = [each.steps / updates if updates else 1.0 for each in traffic]
+    sent = sum(part * each.sent_per_step for part, each in zip(parts, traffic, strict=True))
+    through = [part * (each.sent_per_step + each.received_per_step) for part, each in zip(parts, traffic, strict=True)]
     # What a server sends and receives is counted at the workers' end of the same connections.
-    for server in {number for outcome in outcomes for number in outcome.traffic.by_server}:
-        shares = [outcome.traffic.with_server_per_step(server) for outcome in outcomes]
-        sent += sum(received for _, received in shares)
-        through.append(sum(sent + received for sent, received in shares))
-    return BytesPerStep(plan.bytes_per_step, round(sent), round(max(through)))
+    for server in {number for each in traffic for number in each.by_server}:
+        flows = [(part, *each.with_server_per_step(server)) for part, each in zip(parts, traffic, strict=True)]
+        sent += sum(part * received for part, _, received in flows)
+        through.append(sum(part * (sent + received) for part, sent, received in flows))
+    return BytesPerStep(planned, round(sent), round(max(through)))
+
+
+def _plan(request: Request, placement: Placement, outcomes: list[Outcome]) -> Plan:
+    footprint = outcomes[0].footprint
+    assert footprint is not None
+    return request.strategy.plan(footprint, placement.devices, request.settings.batch, _backend(placement))
+
+
+def _backend(placement: Placement) -> Backend:
+    return "nccl" if placement.device_kind == "cuda" else "gloo"
+
+
+def spread_text(strategy: Strategy, devices: int, batch: int) -> str:
+    """The strategy as it is written on the command line, and the micro-batches that it chose by itself."""
+    text = strategy_text(strategy)
+    if isinstance(strategy, Pipeline) and strategy.microbatches is None:
+        count = microbatches_for(batch, devices, strategy.schedule, None)
+        text += f" with {count} micro-batch{'es' if count > 1 else ''}"
+    return text
 
 
 def memory_of(request: Request, placement: Placement, outcomes: list[Outcome]) -> MemoryPerDevice:
@@ -97,7 +126,16 @@ def memory_of(request: Request, placement: Placement, outcomes: list[Outcome]) -
         [memory.total for memory in planned],
         measured,
         "cuda allocator" if on_gpu else "cpu allocator",
+        "" if any(measured) else _why_not_watched(request, first),
     )
+
+
+def _why_not_watched(request: Request, outcome: Outcome) -> str:
+    if isinstance(request.strategy, ParameterServerAsync) and not request.strategy.exact:
+        return "asynchronous workers are not watched"
+    if request.settings.total_steps(outcome.samples) < FEWEST_STEPS:
+        return f"runs of fewer than {FEWEST_STEPS} steps are not watched"
+    return "another profiler was at work"
 
 
 def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) -> list[str]:
@@ -128,7 +166,7 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
         notes.append("weights are gathered, and gradients reduced, for every part of a batch; the plan is for one part")
     for rank, share in placement.slow.items():
         notes.append(f"rank {rank} was slowed down to {share:.0%} of its core")
-    return notes + _straggler(outcomes) + _idling(request, outcomes)
+    return notes + _straggler(outcomes) + _idling(request, placement, outcomes)
 
 
 def _reached(outcomes: list[Outcome], workers: int) -> int:
@@ -137,12 +175,17 @@ def _reached(outcomes: list[Outcome], workers: int) -> int:
     return max(tickets) // workers + 1 if tickets else outcomes[0].resumed_at + outcomes[0].steps
 
 
-def _idling(request: Request, outcomes: list[Outcome]) -> list[str]:
+def _idling(request: Request, placement: Placement, outcomes: list[Outcome]) -> list[str]:
     """Devices that wait for each other by design, each its part of the step."""
     if not isinstance(request.strategy, (Layers, Pipeline)) or len(outcomes) == 1:
         return []
     parts = [outcome.phases.get("idle", 0.0) / (sum(outcome.phases.values()) or 1.0) for outcome in outcomes]
-    return [f"idle: {', '.join(f'rank {rank} {part:.0%}' for rank, part in enumerate(parts))} of the step"]
+    planned = idle_shares(_plan(request, placement, outcomes), len(outcomes))
+    each = [
+        f"rank {rank} {part:.0%} (planned {share:.0%})"
+        for rank, (part, share) in enumerate(zip(parts, planned, strict=True))
+    ]
+    return [f"idle: {', '.join(each)} of the step; planned as if forward and backward were all of it"]
 
 
 def _straggler(outcomes: list[Outcome]) -> list[str]:

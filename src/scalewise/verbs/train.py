@@ -14,6 +14,7 @@ from scalewise.phases import shared_out
 from scalewise.results.statistics import interval_of
 from scalewise.results.train import TrainResult
 from scalewise.servers.server import Served
+from scalewise.session.failure import RankFailed
 from scalewise.session.placement import Placement
 from scalewise.session.served import ServedSession
 from scalewise.session.torchrun import under_torchrun
@@ -25,8 +26,18 @@ from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs import asynchronous
 from scalewise.verbs.auto import AUTO, choose, most_devices
+from scalewise.verbs.fitting import advice_for
 from scalewise.verbs.opening import open_session
-from scalewise.verbs.outcomes import bytes_per_step, curve_of, memory_of, notes_on, pace_of, slowest, timeline_of
+from scalewise.verbs.outcomes import (
+    bytes_per_step,
+    curve_of,
+    memory_of,
+    notes_on,
+    pace_of,
+    slowest,
+    spread_text,
+    timeline_of,
+)
 from scalewise.workloads.workload import Workload
 
 DEFAULT_BATCH = 20
@@ -165,11 +176,16 @@ class _Finished:
 
 def _run(request: Request, placement: Placement, on_report: Callable[[Report], None] | None) -> _Finished:
     told = _furthest(on_report) if on_report else None
+    session = open_session(request.strategy, placement)
     try:
-        with open_session(request.strategy, placement) as session:
+        with session:
             outcomes = session.run(train_task, request, on_report=told)
             served, lost = (session.served, session.lost) if isinstance(session, ServedSession) else ([], [])
             return _Finished(session.placement, outcomes, served, lost)
+    except RankFailed as error:
+        if error.kind == "oom" and (advice := advice_for(request, session.placement)):
+            raise RankFailed(error.failure.advising(advice)) from error
+        raise
     except KeyboardInterrupt:
         saved = request.settings.checkpoint
         if saved and saved.exists():
@@ -226,7 +242,8 @@ def _result(request: Request, run: _Finished) -> TrainResult:
         peak_memory_bytes=max((outcome.peak_memory_bytes or 0 for outcome in outcomes), default=0) or None,
         memory=memory_of(request, placement, outcomes),
         staleness=asynchronous.staleness(run.served) if alone else None,
-        updates=asynchronous.updates(run.served, outcomes) if alone else None,
+        updates=asynchronous.updates(run.served, outcomes, placement.devices) if alone else None,
+        spread=spread_text(request.strategy, placement.devices, settings.batch),
         notes=notes_on(request, placement, outcomes) + [f"{sentence}; the others went on" for sentence in run.lost],
         checkpoint=settings.checkpoint,
         timeline=timeline_of(outcomes),

@@ -29,7 +29,9 @@ def exported_chain(workload: Workload, model: nn.Module, inputs: Tensor, names: 
     paths = [path for path, _ in model.named_modules() if path]
     for name in names:
         if name not in paths:
-            raise unknown("module to cut at", name, _layers(model) or paths)
+            valid = _layers(model) or paths
+            kinds = {each: type(model.get_submodule(each)).__name__ for each in valid}
+            raise unknown("module to cut at", name, valid, kinds)
     calls = _calls(workload, model, inputs, names or _layers(model))
     for name in names:
         if calls.count(name) != 1:
