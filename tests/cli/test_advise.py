@@ -75,6 +75,7 @@ def test_what_is_paid_for_is_said(scalewise: Run) -> None:
     without, told = (words(scalewise(*asked, *more).stdout) for more in ((), ("--samples", 1_281_167)))
     assert "cost: of 1,000 steps; hosts are paid for whole" in without
     assert "cost: of an epoch; hosts are paid for whole" in told
+    assert "cost" not in scalewise(*asked, "--batch-per-device", 64).stdout  # steps of different batches
 
 
 def test_the_batch_of_each_device_makes_one_table_beside_one_device_with_as_many(scalewise: Run) -> None:

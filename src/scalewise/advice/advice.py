@@ -98,7 +98,7 @@ class Advice(Printable):
                 "at the same global batch; grown: the same with as many samples on every device as the one had, so "
                 "that the batch grows with the devices."
             ]
-        if self.cluster.price_per_hour is not None:
+        if self.cluster.price_per_hour is not None and (first.epoch_known or not first.grown):
             per = "an epoch" if first.epoch_known else "1,000 steps"
             notes += [f"cost: of {per}; hosts are paid for whole, however many of their devices are in use."]
         if self.captured:
