@@ -1,8 +1,8 @@
 """The survey's section 2.1.4 as an experiment: when is asynchronous training the better choice?
 
 Both train the U-Net on two workers with one parameter server, from the same weights on the same data; what counts is
-the time until the training loss, averaged over the last 160 samples, has come down to a given one: what the synchronous
-run on equal devices reaches half-way through its steps. The worker that dies does so well before that.
+the time until the training loss, averaged over the last 160 samples, has come down to a given one: within 5 % of what
+the synchronous run on equal devices reaches half-way through its steps. The worker that dies does so well before that.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ SYNCHRONOUS, ASYNCHRONOUS = "parameter-server", "parameter-server-async"
 WORKLOAD, WORKERS, SERVERS, BATCH = "unet", 2, 1, 16
 TARGET_AT, DEATH_AT = 0.5, 0.125
 """Parts of the steps. Asynchronous training may need a third of them to the target: the death comes before."""
+TARGET_SLACK = 1.05
+"""Losses stay level for a while: a run that goes the same way is not to miss the target by a hair."""
 SLOW_LINK = "50mbit"
-COLUMNS = ["synchronous", "asynchronous", "samples/s", "samples/s", "last loss", "last loss", "staleness"]
+COLUMNS = ["synchronous", "asynchronous", "samples/s", "last loss", "stale"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def conclude(out: Path, ran: Done, machine: str, cores: int, remarks: Sequence[s
     result = ExperimentResult(
         "sync-vs-async",
         [*findings(times, ran, target), *shared_cores(WORKERS, SERVERS, cores), *remarks],
-        [f"time to loss {target:.2f} with", *COLUMNS],
+        [f"loss {target:.2f} with", *COLUMNS],
         [_row(name, times[name], ran[name]) for name in ran],
         draw(ran, about, target, _caption(machine), out),
         [out / "sync-vs-async.json", out / "findings.md"],
@@ -152,7 +154,7 @@ def _target(reference: Ran) -> float:
     if reference.reason:
         raise RunFailed(f"the synchronous run on equal devices {reference.reason}")
     smoothed = reference.smoothed
-    return min(point.loss for point in smoothed[: int(TARGET_AT * len(smoothed))])
+    return TARGET_SLACK * min(point.loss for point in smoothed[: int(TARGET_AT * len(smoothed))])
 
 
 def _caption(machine: str) -> str:
@@ -170,6 +172,6 @@ def _row(name: str, times: Times, both: Mapping[str, Ran]) -> list[str]:
         for strategy, seconds in times.items()
     ]
     rates = [f"{found.samples_per_second:.0f}" if found.samples_per_second else "-" for found in both.values()]
-    losses = [f"{found.smoothed[-1].loss:.3f}" if found.smoothed else "-" for found in both.values()]
+    losses = [f"{found.smoothed[-1].loss:.2f}" if found.smoothed else "-" for found in both.values()]
     stale = both[ASYNCHRONOUS].staleness
-    return [name, *reached, *rates, *losses, f"{stale:.2f}" if stale is not None else "-"]
+    return [name, *reached, " / ".join(rates), " / ".join(losses), f"{stale:.2f}" if stale is not None else "-"]

@@ -142,7 +142,7 @@ def sentence(name: str, times: Times, target: float) -> str:
 
 def _throughput(ran: Mapping[str, Both]) -> list[str]:
     rates = [
-        (ran[name][strategy].samples_per_second for name in ("a straggler", "equal devices"))
+        (ran["a straggler"][strategy].samples_per_second, ran["equal devices"][strategy].samples_per_second)
         for strategy in ran["equal devices"]
     ]
     kept = [f"{after / before:.0%}" for after, before in rates if after and before]
