@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from scalewise.plan import Footprint, Section
+from scalewise.plan import Footprint, Matrix, Section
 from scalewise.prediction.costs import Costs
 from scalewise.prediction.held import Held, LayerMemory, Run
 from scalewise.prediction.holdings import HOLDINGS, held_by, samples_at_a_time
@@ -76,9 +77,17 @@ def test_a_worker_of_servers_keeps_no_optimizer_and_on_a_gpu_no_gradients() -> N
 
 def test_central_storage_lends_a_layer_and_the_next() -> None:
     assert held("central-storage:prefetch=0").lent_bytes == (100, 24, 0)
-    assert held("central-storage:prefetch=1").lent_bytes == (124, 124, 24)
+    ahead = held("central-storage:prefetch=1")
+    assert (ahead.lent_bytes, ahead.lent_again_bytes) == ((124, 24, 0), (100, 124, 24))
     # Backward in `0` has its weights and their gradient, which leaves at once.
     assert peak_memory(held("central-storage:prefetch=0"), "adam") == Memory(107, 100, 0, 15, 4 * 3, 0)
+
+
+def test_central_storage_lends_nothing_that_backward_does_not_read() -> None:
+    """The weights of a first layer, whose inputs need no gradient."""
+    names = {"parameter_names": ("1.bias", "1.weight", "0.weight"), "read_again": (False, True, False)}
+    found = held("central-storage:prefetch=0", footprint=replace(FOOTPRINT, **names))
+    assert (found.lent_bytes, found.lent_again_bytes) == ((100, 24, 0), (0, 24, 0))
 
 
 def test_a_stage_holds_its_layers_and_what_crosses_the_cut() -> None:
@@ -86,7 +95,26 @@ def test_a_stage_holds_its_layers_and_what_crosses_the_cut() -> None:
     assert [layer.module for layer in first.layers] == ["0"]
     assert [layer.module for layer in last.layers] == ["1", ""]
     assert (first.buffer_bytes, last.buffer_bytes) == (0, 8 * 8)
+    assert (first.returned_bytes, last.returned_bytes) == (8 * 8, 0)
     assert (first.gradients, first.input_bytes) == ("anew", 8 * 3)
+
+
+def test_a_stage_is_without_what_the_next_made_and_has_its_outputs_to_send() -> None:
+    """Of 5 bytes in backward 3 came from `1`, and what `0` puts out is kept by nobody else."""
+    wide = replace(WIDE, backward_of=((1, 3),), passed_bytes=7)
+    run = Run(2, 8, FOOTPRINT)
+    [own] = held_by(strategy_of("layers"), 0, run, (wide, DEEP, LOSS)).layers
+    assert (own.kept_bytes, own.backward_bytes) == (10 + 7, 5 - 3)
+    sections = (*SECTIONS, replace(SECTIONS[1], name="2"))
+    three = held_by(
+        strategy_of("layers:cut=2"),
+        0,
+        replace(run, footprint=replace(FOOTPRINT, sections=sections)),
+        (WIDE, replace(DEEP, put_out=((1, 50),)), replace(DEEP, module="2"), LOSS),
+    )
+    assert [layer.backward_bytes for layer in three.layers] == [5 + 50, 30]
+    whole = held_by(strategy_of("layers"), 0, replace(run, devices=1), (wide, DEEP, LOSS)).layers
+    assert whole == (wide, DEEP, LOSS)
 
 
 @pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", (4, 4)), ("1f1b", (2, 1))])
@@ -96,6 +124,35 @@ def test_a_pipeline_keeps_the_micro_batches_under_way(schedule: str, in_flight: 
     assert tuple(held(text, rank).in_flight for rank in (0, 1)) == in_flight
     assert held(text, 0).gradients == "stay"
     assert held(f"{text},checkpoint=true", 0).in_flight == 1
+
+
+def test_what_arrives_in_a_pipeline_has_its_place_for_every_micro_batch() -> None:
+    """Four of two samples, 8 bytes each way; the second stage also has the gradients that it sends."""
+    first, last = (held("pipeline:microbatches=4", rank) for rank in (0, 1))
+    assert (first.buffer_bytes, last.buffer_bytes) == (4 * 2 * 8, 4 * 2 * 8 + 2 * 8)
+    assert (first.returned_bytes, last.returned_bytes) == (0, 0)
+
+
+MATRICES = (Matrix("0", "columns", "0", 4, 4, input_bytes=5), Matrix("1", "rows", "0", 4, 4, output_bytes=9))
+
+
+def test_parts_share_what_lies_between_columns_and_rows() -> None:
+    wide = replace(WIDE, backward_bytes=40, backward_of=((0, 4), (1, 20)), copied_bytes=(0, 6))
+    run = Run(2, 8, replace(FOOTPRINT, matrices=MATRICES))
+    columns, rows, loss = held_by(strategy_of("tensor"), 1, run, (wide, DEEP, LOSS)).layers
+    assert (columns.parameters, rows.parameters) == ((50,), (10, 2))
+    assert (columns.kept_bytes, rows.kept_bytes) == (5, 50)
+    # Of 40 bytes 10 are the gradient of what columns take in and 6 a copy of that; 20 and 4 are what they put out.
+    assert columns.backward_bytes == 10 + 6 + 10 + 2 + 8 * 5
+    assert rows.forward_bytes == 2 + 8 * 9
+    assert loss == LOSS
+
+
+@pytest.mark.parametrize(("devices", "gradients"), [(2, "anew"), (4, "stay")])
+def test_one_group_adds_up_no_gradients(devices: int, gradients: str) -> None:
+    more = {"devices": devices, "footprint": replace(FOOTPRINT, matrices=MATRICES)}
+    assert held("hybrid:tensor=2", **more).gradients == gradients
+    assert held("hybrid:stages=2", **more).flat_bytes == (0 if gradients == "anew" else 100)
 
 
 def test_shards_are_halves_and_one_layer_is_whole_at_a_time() -> None:

@@ -8,6 +8,8 @@ from typing import Literal
 from scalewise.plan import Footprint
 
 Layers = tuple["LayerMemory", ...]
+Made = tuple[tuple[int, int], ...]
+"""(position among the layers, bytes that this one made)."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,16 @@ class LayerMemory:
     """The same of backward, without the gradients of parameters."""
     frozen_bytes: int = 0
     """Buffers, and parameters that are not trained."""
+    forward_of: Made = ()
+    """Of `forward_bytes`, what other layers made; under its own position copies of what it puts out."""
+    backward_of: Made = ()
+    """The same of `backward_bytes`: gradients that came, and what others have not yet given back."""
+    copied_bytes: tuple[int, int] = (0, 0)
+    """Of forward's and of backward's, copies of what it takes in."""
+    passed_bytes: int = 0
+    """Put out and kept by none: there while somebody has it to hand on."""
+    put_out: Made = ()
+    """By whatever ends with this layer."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +54,15 @@ class Held:
     buffer_bytes: int = 0
     """For messages."""
     lent_bytes: tuple[int, ...] | None = None
-    """Of the weights, at most, while each layer works; None: all are here all the time."""
+    """Of the weights, at most, while forward is in each layer; None: all are here all the time."""
+    lent_again_bytes: tuple[int, ...] = ()
+    """The same of backward, which does not read all of them again."""
     flat_bytes: int = 0
     """All gradients once more, between backward and update."""
+    ahead_bytes: int = 0
+    """The next batch, while it is loaded beside the last one; told where there may be little else."""
+    returned_bytes: int = 0
+    """Gradients that came from another device, there all through backward."""
     in_flight: int = 1
     """Micro-batches that have been through forward and not yet through backward, at most."""
 

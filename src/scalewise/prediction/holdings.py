@@ -68,13 +68,25 @@ def _served(_: Strategy, __: int, run: Run, layers: Layers) -> Held:
 def _central_storage(strategy: Any, _: int, run: Run, layers: Layers) -> Held:
     """What is read now, and next: after it in forward, before it in backward."""
     sizes = [sum(layer.parameters) for layer in layers]
-    reading = [at for at, size in enumerate(sizes) if size]
-    lent = []
-    for at in range(len(layers)):
-        before = [sizes[other] for other in reading if other < at][-strategy.prefetch :] if strategy.prefetch else []
-        after = [sizes[other] for other in reading if other > at][: strategy.prefetch]
-        lent.append(sizes[at] + max(sum(before), sum(after)))
-    return Held(layers, _inputs(run), updates=False, gradients="leave", lent_bytes=tuple(lent))
+    told = zip(run.footprint.parameter_names, run.footprint.read_again, strict=False)
+    again = {name.rpartition(".")[0] for name, read in told if read}
+    known = bool(run.footprint.read_again)
+    sizes_again = [size if not known or layer.module in again else 0 for size, layer in zip(sizes, layers, strict=True)]
+    forward = _lent(sizes, strategy.prefetch)
+    backward = _lent(sizes_again[::-1], strategy.prefetch)[::-1]
+    return Held(
+        layers,
+        _inputs(run),
+        updates=False,
+        gradients="leave",
+        lent_bytes=tuple(forward),
+        lent_again_bytes=tuple(backward),
+    )
+
+
+def _lent(sizes: list[int], ahead: int) -> list[int]:
+    """While each works: its own, and those of the next few that have any."""
+    return [size + sum([other for other in sizes[at + 1 :] if other][:ahead]) for at, size in enumerate(sizes)]
 
 
 def _inputs(run: Run) -> int:
@@ -91,13 +103,15 @@ def _tensor(strategy: Any, rank: int, run: Run, layers: Layers) -> Held:
 
 
 def _hybrid(strategy: Any, rank: int, run: Run, layers: Layers) -> Held:
-    """A group holds a model between them; beside their parts is what adds up the gradients of all groups."""
+    """A group holds a model between them; beside their parts is what adds up the gradients of all groups, if there are
+    several."""
     inside = _inside(strategy, run)
-    part = rank % strategy.inside
+    part, several = rank % strategy.inside, run.devices > strategy.inside
     if strategy.stages is None:
-        return replace(_tensor(Tensor(), part, inside, layers), gradients="stay")
+        held = _tensor(Tensor(), part, inside, layers)
+        return replace(held, gradients="stay") if several else held
     held = held_of_pipeline(Pipeline(), part, inside, layers)
-    return replace(held, flat_bytes=weights_of(held.layers))
+    return replace(held, flat_bytes=weights_of(held.layers)) if several else held
 
 
 def _hybrid_samples(strategy: Any, run: Run) -> int:

@@ -59,17 +59,19 @@ def peak_memory(held: Held, optimizer: str = "adam") -> Memory:
 
 def _moments(held: Held, trained: int) -> Iterator[tuple[int, int, int]]:
     """Bytes of weights on loan, gradients and activations; the rest is always there."""
-    lent = held.lent_bytes or (0,) * len(held.layers)
+    none = (0,) * len(held.layers)
+    lent, again = held.lent_bytes or none, held.lent_again_bytes or none
     kept = list(accumulate(layer.kept_bytes for layer in held.layers))
     standing = trained if held.gradients == "stay" else 0
     made = 0
+    yield 0, 0, held.ahead_bytes
     for at in reversed(range(len(held.layers))):
         layer = held.layers[at]
         made += sum(layer.parameters)
         complete = {"anew": made, "stay": trained, "leave": 0}[held.gradients]
         copied = 0 if held.gradients == "anew" else max(layer.parameters, default=0)
         others = (held.in_flight - 1) * kept[-1] + kept[at]
-        yield lent[at], complete + copied, others + layer.backward_bytes
+        yield again[at], complete + copied, others + layer.backward_bytes + held.returned_bytes
         yield lent[at], standing, others + layer.forward_bytes
     yield 0, (0 if held.gradients == "leave" else trained) + held.flat_bytes, 0
 
@@ -101,6 +103,13 @@ def _layers_of(profile: ProfileDocument, samples: int) -> Layers:
         return (LayerMemory("", (profile.parameter_bytes,), 0, 0, 0),)
     before = [profile.input_bytes, *(layer.activation_bytes for layer in profile.layers)]
     return tuple(
-        LayerMemory(layer.name, (layer.parameter_bytes,), layer.activation_bytes * samples, 0, sum(around) * samples)
-        for layer, around in zip(profile.layers, pairwise(before), strict=True)
+        LayerMemory(
+            layer.name,
+            (layer.parameter_bytes,),
+            layer.activation_bytes * samples,
+            0,
+            sum(around) * samples,
+            backward_of=((at, layer.activation_bytes * samples),) if at < len(profile.layers) else (),
+        )
+        for at, (layer, around) in enumerate(zip(profile.layers, pairwise(before), strict=True), 1)
     )

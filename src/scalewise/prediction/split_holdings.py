@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from scalewise.plan import Section
-from scalewise.prediction.held import Held, LayerMemory, Layers, Run
+from scalewise.prediction.held import Held, LayerMemory, Layers, Made, Run
 from scalewise.strategies.cuts import Cut
 from scalewise.strategies.microbatches import microbatch_size, microbatches_for
 from scalewise.strategies.pipeline import Pipeline
@@ -22,32 +22,63 @@ def held_of_stages(
 ) -> Held:
     """A rank's stages, of which it works through `work`, micro-batches of `size` at a time.
 
-    What arrives has its place for every micro-batch, on the host where that is in between; gradients of the last one
-    stay until they are sent. Those that arrive for the one at work are among what its layers need.
+    What arrives, forward and backward, has its place for every micro-batch, on the host where that is in between; the
+    gradients of the one before stay until they are sent. A single batch's gradients are there from when they come.
     """
     sections = run.footprint.sections
     homes = [number for number in range(len(ranges)) if number % run.devices == rank]
     within = _sections_of(layers, sections)
-    chosen = {at for number in homes for at in ranges[number]}
-    own = tuple(layer for layer, at in zip(layers, within, strict=True) if at in chosen or not sections)
     count = sum(each.phase == "forward" and each.stage == homes[0] for each in work)
     in_flight = _most_in_flight(work)
-    messages = 0
-    for number in homes:
+    own: list[LayerMemory] = [] if sections else list(layers)
+    messages = returned = 0
+    for number in homes if sections else ():
+        own += _stage_alone(layers, [at for at, section in enumerate(within) if section in ranges[number]])
         first, last = ranges[number].start, ranges[number].stop - 1
         if first:
-            arriving = size * sum(sections[first - 1].passed_bytes)
-            messages += (in_flight if run.through_host else count + (count > 1)) * arriving
-        if last + 1 < len(sections) and not run.through_host:
-            messages += (count - 1) * size * sum(sections[last].returned_bytes)
+            messages += (in_flight if run.through_host else count) * size * sum(sections[first - 1].passed_bytes)
+            if count > 1 and not run.through_host:
+                messages += size * sum(sections[first - 1].returned_bytes)
+        if last + 1 < len(sections):
+            coming = size * sum(sections[last].returned_bytes)
+            if count > 1 and not run.through_host:
+                messages += count * coming
+            else:
+                returned = max(returned, coming)
     ends = 0 in homes or len(ranges) - 1 in homes
     return Held(
-        own,
+        tuple(own),
         run.inputs(count * size) if ends else 0,
         gradients="stay" if count > 1 else "anew",
         buffer_bytes=messages,
+        ahead_bytes=run.inputs(count * size) - run.resident_bytes if ends else 0,
+        returned_bytes=returned,
         in_flight=1 if recompute else max(1, -(-in_flight // len(homes))),
     )
+
+
+def _stage_alone(layers: Layers, mine: Sequence[int]) -> list[LayerMemory]:
+    """Some layers in a row, without what those of other stages made. What the last one puts out is there to be sent,
+    and all through backward."""
+    if not mine:
+        return []
+    first, last = mine[0], mine[-1]
+    own = []
+    for at in mine:
+        layer = layers[at]
+        forward = sum(nbytes for maker, nbytes in layer.forward_of if not first <= maker <= last)
+        backward = sum(nbytes for maker, nbytes in layer.backward_of if not first <= maker <= last)
+        passed = layer.passed_bytes if at == last else 0
+        behind = sum(nbytes for maker, nbytes in layers[last].put_out if at < maker)
+        if forward or backward or passed or behind:
+            layer = replace(
+                layer,
+                kept_bytes=layer.kept_bytes + passed,
+                forward_bytes=max(0, layer.forward_bytes - forward - passed),
+                backward_bytes=layer.backward_bytes - backward + behind,
+            )
+        own.append(layer)
+    return own
 
 
 def _sections_of(layers: Layers, sections: Sequence[Section]) -> list[int]:
@@ -88,33 +119,62 @@ def held_of_pipeline(strategy: Pipeline, rank: int, run: Run, layers: Layers) ->
     return held_of_stages(rank, run, layers, size, work, ranges, strategy.checkpoint)
 
 
+@dataclass(frozen=True)
+class _Share:
+    """A part's, of one layer's bytes."""
+
+    weights: float
+    put_out: float
+    taken_in: float
+
+
 def held_of_parts(cuts: dict[str, Cut], part: int, run: Run, layers: Layers) -> Held:
-    """Cut layers hold a part of their weights; what lies between columns and rows is in parts too. What rows put out is
-    there twice: before and after it is added up."""
+    """Cut layers hold a part of their weights; what lies between columns and rows is in parts too, and so is its
+    gradient. What rows put out, and the gradient of what columns take in, is there twice while it is added up."""
     samples = -(-run.batch // run.accumulate)
-    added_up = {
-        matrix.name: samples * matrix.output_bytes
-        for matrix in run.footprint.matrices
-        if matrix.name in cuts and cuts[matrix.name].role == "rows"
-    }
-    own: list[LayerMemory] = []
-    inside = 1.0
-    for layer in layers:
-        cut = cuts.get(layer.module)
-        share = cut.sizes[part] / sum(cut.sizes) if cut else 1.0
-        if cut and cut.role == "columns":
-            inside = share
-        kept = 1.0 if cut and cut.role == "rows" else inside
+    matrices = {matrix.name: matrix for matrix in run.footprint.matrices if matrix.name in cuts}
+    shares = _shares_of(cuts, part, layers)
+    put_out, taken_in = [share.put_out for share in shares], [share.taken_in for share in shares]
+    own = []
+    for at, (layer, share) in enumerate(zip(layers, shares, strict=True)):
+        added_forward = added_backward = 0
+        if matrix := matrices.get(layer.module):
+            rows = cuts[matrix.name].role == "rows"
+            added_forward = samples * matrix.output_bytes if rows else 0
+            added_backward = samples * matrix.input_bytes if not rows and matrix.input_learns else 0
+        # What a layer makes in backward is the gradient of what it takes in.
+        forward = _in_parts(layer.forward_bytes, layer.forward_of, at, put_out, share, layer.copied_bytes[0])
+        backward = _in_parts(layer.backward_bytes, layer.backward_of, at, taken_in, share, layer.copied_bytes[1])
         own.append(
             replace(
                 layer,
-                parameters=tuple(round(size * share) for size in layer.parameters),
-                kept_bytes=round(layer.kept_bytes * kept) + added_up.get(layer.module, 0),
+                parameters=tuple(round(size * share.weights) for size in layer.parameters),
+                kept_bytes=round(layer.kept_bytes * share.put_out),
+                forward_bytes=forward + added_forward,
+                backward_bytes=backward + added_backward,
             )
         )
-        if cut and cut.role == "rows":
-            inside = 1.0
     return Held(tuple(own), run.inputs(samples))
+
+
+def _shares_of(cuts: dict[str, Cut], part: int, layers: Layers) -> list[_Share]:
+    shares = []
+    between = 1.0
+    for layer in layers:
+        if not (cut := cuts.get(layer.module)):
+            shares.append(_Share(1.0, between, between))
+            continue
+        own = cut.sizes[part] / sum(cut.sizes)
+        columns = cut.role == "columns"
+        between = own if columns else 1.0
+        shares.append(_Share(own, between, 1.0 if columns else own))
+    return shares
+
+
+def _in_parts(whole: int, made: Made, at: int, shares: Sequence[float], own: _Share, copied: int) -> int:
+    rest = whole - copied - sum(nbytes for _, nbytes in made)
+    others = sum(nbytes * (own.put_out if by == at else shares[by]) for by, nbytes in made)
+    return round(rest * shares[at] + others + copied * own.taken_in)
 
 
 def held_of_shards(run: Run, layers: Layers) -> Held:

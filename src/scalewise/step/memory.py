@@ -21,8 +21,11 @@ def forget_peak_memory(device: torch.device) -> None:
 
 
 class PeakMemory:
-    """On a GPU torch counts by itself, over the whole run. On the CPU its profiler hears of every allocation: from
-    before the engine is built until two warm-up steps are done, so that no timed step is slowed down.
+    """Of the steps: models are made on the host, which for a CPU rank is its own memory, and of which a part may stay.
+    What the built engine holds counts, and not what building it took.
+
+    On a GPU torch counts by itself. On the CPU its profiler hears of every allocation: from before the engine is built
+    until two warm-up steps are done, so that no timed step is slowed down.
 
     Counted is what comes from torch's own allocator in the thread that trains: tensors, and what libraries ask of torch
     while an operation runs. The samples are loaded before, and what gloo and Python hold is not torch's. What another
@@ -45,9 +48,11 @@ class PeakMemory:
             self._start()
 
     def look(self) -> int:
-        """What is held by now, of what was watched."""
+        """The engine is built: what is held by now, of what was watched; the peak is that of the steps to come."""
+        forget_peak_memory(self.device)
         if self.watching:
             self.stop()
+            self.peak_bytes = self.held_bytes
             self._start()
         return self.held_bytes
 

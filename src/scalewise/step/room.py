@@ -67,11 +67,11 @@ class Room:
 
     @contextmanager
     def building(self, held: Callable[[], int]) -> Iterator[None]:
-        """`held` tells what tensors take since before."""
+        """`held`, asked once it is built, tells what tensors take since before."""
         yield
+        stays = held()
         if self.limit_bytes is None:
             return
-        stays = held()
         if stays > self.limit_bytes:
             raise DeviceFull(
                 f"what is to stay on the device takes {stays / 1e9:.3g} GB, and {MEMORY_LIMIT} allows "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -15,13 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scalewise.data.data import Data
-from scalewise.prediction.held import LayerMemory
+from scalewise.prediction.held import LayerMemory, Made
+from scalewise.workloads.convolution_memory import Copied, copied_by_convolution
 from scalewise.workloads.workload import Workload
-
-ONEDNN_BLOCK = 8
-"""Channels side by side in the layout of oneDNN's convolutions on the CPU."""
-WIDEST_PADDING = 14
-"""That those know; as seen with torch 2.11 and 2.13."""
 
 
 def layers_of(
@@ -69,6 +65,15 @@ class _Attention(TorchFunctionMode):
         return torch.ops.aten._scaled_dot_product_efficient_attention(*args, None, True, 0.0, causal)[0]
 
 
+@dataclass(frozen=True)
+class _Moment:
+    bytes: int = 0
+    of: Made = ()
+    """Other layers' part of it, and copies that the layer's own operation makes of what it puts out."""
+    copied: int = 0
+    """Such copies of what it takes in."""
+
+
 class _Watch(TorchDispatchMode):
     """Writes down when memory comes and goes, and which layer was at work then."""
 
@@ -84,12 +89,17 @@ class _Watch(TorchDispatchMode):
         """Events before backward."""
         self.numbers: dict[int, int] = {}
         """Of the pieces that are there now, by address."""
+        self.given: dict[int, list[int]] = {}
+        """Pieces that hold what modules put out which end with a layer."""
         self.known = {_storage(each)._cdata for each in [*model.parameters(), *model.buffers(), *batch]}
         self.gradients: set[int] = set()
+        self.copies: dict[int, Copied] = {}
+        """Pieces that no tensor shows, there while an operation runs."""
         for path, module in model.named_modules():
             if next(module.children(), None) is None:
                 module.register_forward_pre_hook(lambda *_, path=path: self.enter(path))
                 module.register_forward_hook(lambda _, __, outputs: self._leave(outputs))
+            module.register_forward_hook(lambda _, __, outputs: self._give(outputs))
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._complete)
@@ -110,8 +120,9 @@ class _Watch(TorchDispatchMode):
                 number = self.numbers[address] = len(self.events)
                 self.events.append((number, nbytes, self.at))
                 weakref.finalize(storage, self._gone, address, number, nbytes).atexit = False
-        if self.on_cpu and (copied := _copied_by_onednn(function, args, result)):
+        if self.on_cpu and (copied := sum(kinds := copied_by_convolution(function, args, result))):
             number = len(self.events)
+            self.copies[number] = kinds
             self.events += [(number, copied, self.at), (number, -copied, self.at)]
         return result
 
@@ -126,6 +137,10 @@ class _Watch(TorchDispatchMode):
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: self._back_in(layer))
 
+    def _give(self, outputs: Any) -> None:
+        addresses = {_storage(tensor)._cdata for tensor in _tensors(outputs)}
+        self.given[self.at] = [self.numbers[address] for address in addresses if address in self.numbers]
+
     def _back_in(self, layer: int) -> None:
         self.at = layer
 
@@ -134,25 +149,54 @@ class _Watch(TorchDispatchMode):
         self.gradients.add(self.numbers[_storage(parameter.grad)._cdata])
 
     def layers(self, model: nn.Module) -> tuple[LayerMemory, ...]:
-        kept = [0] * len(self.paths)
         made_in: dict[int, int] = {}
+        size: dict[int, int] = {}
+        kept = [0] * len(self.paths)
         for number, nbytes, layer in self.events[: self.turned]:
             kept[made_in.setdefault(number, layer)] += nbytes
+            size[number] = size.get(number, 0) + nbytes
+        most = self._most(kept)
+        trained, frozen = self._held_by(model)
+        return tuple(
+            LayerMemory(
+                path,
+                tuple(trained[at]),
+                kept[at],
+                most[0][at].bytes,
+                most[1][at].bytes,
+                frozen[at],
+                most[0][at].of,
+                most[1][at].of,
+                (most[0][at].copied, most[1][at].copied),
+                sum(self.events[number][1] for number in self.given.get(at, []) if not size.get(number)),
+                tuple((made_in[number], self.events[number][1]) for number in self.given.get(at, [])),
+            )
+            for at, path in enumerate(self.paths)
+        )
+
+    def _most(self, kept: list[int]) -> list[list[_Moment]]:
+        """Of forward and of backward in every layer, when there is the most beyond what the layers so far keep."""
         up_to = list(accumulate(kept))
-        most = [[0] * len(self.paths), [0] * len(self.paths)]
-        live = 0
+        most = [[_Moment()] * len(self.paths), [_Moment()] * len(self.paths)]
+        made_in: dict[int, int] = {}
+        live = [0] * len(self.paths)
+        total = 0
         for position, (number, nbytes, layer) in enumerate(self.events):
             if number in self.gradients:
                 continue
-            live += nbytes
-            if nbytes > 0:  # what the layer before it has not yet given back is not this one's
-                way = most[position >= self.turned]
-                way[layer] = max(way[layer], live - up_to[layer])
-        trained, frozen = self._held_by(model)
-        return tuple(
-            LayerMemory(path, tuple(trained[number]), kept[number], most[0][number], most[1][number], frozen[number])
-            for number, path in enumerate(self.paths)
-        )
+            total += nbytes
+            live[made_in.setdefault(number, layer)] += nbytes
+            way = most[position >= self.turned]
+            if nbytes > 0 and total - up_to[layer] > way[layer].bytes:
+                beyond = (
+                    has - (keeps if at <= layer else 0) for at, (has, keeps) in enumerate(zip(live, kept, strict=True))
+                )
+                made = [(at, more) for at, more in enumerate(beyond) if more and at != layer]
+                copied = self.copies.get(number, Copied())
+                if copied.of_given:
+                    made.append((layer, copied.of_given))
+                way[layer] = _Moment(total - up_to[layer], tuple(made), copied.of_taken)
+        return most
 
     def _held_by(self, model: nn.Module) -> tuple[list[list[int]], list[int]]:
         """Each parameter and buffer once, with the first layer that is, or is within, the module that has it."""
@@ -176,24 +220,3 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage:
 
 def _tensors(result: Any) -> Iterable[Tensor]:
     return (each for each in tree_leaves(result) if isinstance(each, Tensor))
-
-
-def _copied_by_onednn(function: Any, args: Any, result: Any) -> int:
-    """A convolution on the CPU copies what it reads and writes into a layout of its own, while it runs; or, where it
-    pads widely, what a sample's matrix product reads."""
-    backward = function is torch.ops.aten.convolution_backward.default
-    if not backward and function is not torch.ops.aten.convolution.default:
-        return 0
-    given, taken, weight = args[:3] if backward else (result, *args[:2])
-    padding = args[5 if backward else 4]
-    if math.prod(weight.shape[2:]) == 1:
-        return 0
-    if max(padding) > WIDEST_PADDING:
-        columns = math.prod(weight.shape[1:]) * math.prod(given.shape[2:]) * weight.element_size()
-        return int(columns + taken.nbytes) if backward else int(given.nbytes)
-    return int(weight.nbytes) + _in_blocks(taken) + _in_blocks(given)
-
-
-def _in_blocks(tensor: Tensor) -> int:
-    channels = tensor.shape[1]
-    return tensor.nbytes // channels * -(-channels // ONEDNN_BLOCK) * ONEDNN_BLOCK if channels >= ONEDNN_BLOCK else 0

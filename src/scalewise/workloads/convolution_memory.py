@@ -1,0 +1,96 @@
+"""What a convolution on one core of a CPU takes beside its tensors, while it runs; as torch 2.11 and 2.13 have it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+ONEDNN_BLOCK = 8
+"""Channels side by side in the layout of oneDNN's own kernels."""
+WIDEST_PADDING = 14
+"""That those know; beyond it oneDNN multiplies matrices."""
+NATIVE_ELEMENTS, NATIVE_KERNEL = 20480, 3
+"""Of a single sample of at most so many torch multiplies matrices itself, but for kernels wider than that both ways."""
+NATIVE_POINTS = 15
+"""Up to so many samples also for kernels of one point, which read what is there."""
+MOST_SCRATCH_BYTES, MOST_SCRATCH_TIMES = 2**30, 15
+"""That oneDNN allows a matrix product: in all, and of what the convolution reads and writes."""
+SCRATCH_SHARES = 0.1, 0.05
+"""Of that it takes where a whole sample's columns are more: for the gradient of the input, and of the weights."""
+
+
+class Copied(NamedTuple):
+    """Bytes on top of all that goes in and comes out."""
+
+    of_taken: int = 0
+    """As many as there are channels of what it takes in."""
+    of_given: int = 0
+    """As many as there are of what it puts out."""
+
+
+def copied_by_convolution(function: Any, args: Any, result: Any) -> Copied:
+    """Nothing by anything else."""
+    if function is torch.ops.aten.convolution.default:
+        taken, weight, _, stride, padding, _, transposed = args[:7]
+        image = taken if transposed else result
+        native = _native_columns(taken, weight, image, stride)
+        return Copied(native) if native is not None else _in_forward(taken, weight, result, padding, transposed)
+    if function is torch.ops.aten.convolution_backward.default:
+        given, taken, weight, _, stride, padding, _, transposed = args[:8]
+        image = taken if transposed else given
+        native = _native_columns(taken, weight, image, stride)
+        return Copied(native) if native is not None else _in_backward(taken, weight, given, padding)
+    return Copied()
+
+
+def _in_forward(taken: Tensor, weight: Tensor, given: Tensor, padding: list[int], transposed: bool) -> Copied:
+    if max(padding) > WIDEST_PADDING:
+        return Copied(of_given=given.nbytes)
+    if transposed:  # what comes out is there in its own layout, in torch's, and with the bias
+        return Copied(of_given=2 * _blocked(given))
+    read = _blocked(taken) if taken.shape[1] >= ONEDNN_BLOCK else 0
+    last, first = Copied(0, _blocked(given)), Copied(read, _blocked_weight(weight) + _blocked(given) - given.nbytes)
+    return max(last, first, key=sum)
+
+
+def _in_backward(taken: Tensor, weight: Tensor, given: Tensor, padding: list[int]) -> Copied:
+    if max(padding) > WIDEST_PADDING:
+        columns = _columns(weight, given)
+        most = min(MOST_SCRATCH_BYTES, MOST_SCRATCH_TIMES * (taken.nbytes + weight.nbytes + given.nbytes))
+        summed = weight.element_size() * weight.nbytes  # bytes taken for elements, there
+        of_input, of_weights = (
+            columns if columns <= room else round(share * room)
+            for room, share in zip((most, most - summed), SCRATCH_SHARES, strict=True)
+        )
+        return Copied(max(of_input - weight.nbytes, summed + of_weights))
+    blocked = _blocked_weight(weight)
+    return max(Copied(blocked), Copied(_blocked(taken) + blocked - weight.nbytes, _blocked(given)), key=sum)
+
+
+def _native_columns(taken: Tensor, weight: Tensor, image: Tensor, stride: list[int]) -> int | None:
+    """None where oneDNN is called."""
+    if math.prod(weight.shape[2:]) == 1 and max(stride) == 1 and len(taken) <= NATIVE_POINTS:
+        return 0
+    wide = weight.dim() > 3 and min(weight.shape[2:]) > NATIVE_KERNEL
+    return _columns(weight, image) if len(taken) == 1 and taken.numel() <= NATIVE_ELEMENTS and not wide else None
+
+
+def _columns(weight: Tensor, image: Tensor) -> int:
+    """What a sample's matrix product reads: a kernel's worth of numbers for every pixel."""
+    return math.prod(weight.shape[1:]) * math.prod(image.shape[2:]) * weight.element_size()
+
+
+def _blocked(tensor: Tensor) -> int:
+    return tensor.nbytes // tensor.shape[1] * _rounded(tensor.shape[1])
+
+
+def _blocked_weight(weight: Tensor) -> int:
+    first, second = weight.shape[:2]
+    return weight.nbytes // (first * second) * _rounded(first) * _rounded(second)
+
+
+def _rounded(channels: int) -> int:
+    return -(-channels // ONEDNN_BLOCK) * ONEDNN_BLOCK
