@@ -17,8 +17,9 @@ from tests.conftest import SessionOf
 from tests.verbs.memory_task import train_limited
 
 TRANSFORMER, UNET = "transformer:layers=2,width=64,context=64", "unet:size=32"
-WITHIN, WITHIN_HYBRID = 0.10, 0.15
-"""On the fullest device."""
+WITHIN, WITHIN_SUMS = 0.10, 0.15
+"""On every device. Sums by DTensor are given back by gloo's threads, at times unheard of, and so measured too high."""
+SUMS = {"tensor", "hybrid"}
 NOT_WATCHED = {"parameter-server-async"}
 """Its workers have a loop of their own."""
 
@@ -26,7 +27,8 @@ NOT_WATCHED = {"parameter-server-async"}
 @pytest.mark.parametrize(
     ("name", "workload"),
     [(name, TRANSFORMER) for name in STRATEGIES if name not in NOT_WATCHED]
-    + [(name, UNET) for name in ("layers", "pipeline")],
+    + [(name, UNET) for name in ("layers", "pipeline")]
+    + [(name, "linear") for name in ("layers", "central-storage", "hybrid")],
 )
 def test_planned_memory_is_measured(name: str, workload: str, session_of: SessionOf) -> None:
     strategy = strategy_of(name)
@@ -36,7 +38,7 @@ def test_planned_memory_is_measured(name: str, workload: str, session_of: Sessio
     memory = memory_of(request, session.placement, session.run(train_task, request))
     assert len(memory.planned_by_rank) == session.placement.devices
     assert None not in memory.measured_by_rank
-    assert memory.planned == pytest.approx(memory.measured, rel=WITHIN_HYBRID if name == "hybrid" else WITHIN)
+    assert memory.planned_by_rank == pytest.approx(memory.measured_by_rank, rel=WITHIN_SUMS if name in SUMS else WITHIN)
 
 
 def test_memory_is_planned_without_running_anything() -> None:
