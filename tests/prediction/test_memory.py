@@ -85,8 +85,9 @@ def test_central_storage_lends_a_layer_and_the_next() -> None:
 
 def test_central_storage_lends_nothing_that_backward_does_not_read() -> None:
     """The weights of a first layer, whose inputs need no gradient."""
-    names = {"parameter_names": ("1.bias", "1.weight", "0.weight"), "read_again": (False, True, False)}
-    found = held("central-storage:prefetch=0", footprint=replace(FOOTPRINT, **names))
+    names = ("1.bias", "1.weight", "0.weight")
+    known = replace(FOOTPRINT, parameter_names=names, read_again=(False, True, False))
+    found = held("central-storage:prefetch=0", footprint=known)
     assert (found.lent_bytes, found.lent_again_bytes) == ((100, 24, 0), (0, 24, 0))
 
 
@@ -150,7 +151,7 @@ def test_parts_share_what_lies_between_columns_and_rows() -> None:
 
 @pytest.mark.parametrize(("devices", "gradients"), [(2, "anew"), (4, "stay")])
 def test_one_group_adds_up_no_gradients(devices: int, gradients: str) -> None:
-    more = {"devices": devices, "footprint": replace(FOOTPRINT, matrices=MATRICES)}
+    more: dict[str, Any] = {"devices": devices, "footprint": replace(FOOTPRINT, matrices=MATRICES)}
     assert held("hybrid:tensor=2", **more).gradients == gradients
     assert held("hybrid:stages=2", **more).flat_bytes == (0 if gradients == "anew" else 100)
 
