@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -10,6 +11,10 @@ import pytest
 
 # Read as torch loads, here and in every rank: below errors it only remarks that rehearsed hosts have no DNS name.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+# Whatever a script starts in the background ignores Ctrl-C; commands that are tested must hear it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from scalewise.session.placement import Placement
 from scalewise.session.served import ServedSession
