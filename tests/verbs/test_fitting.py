@@ -38,7 +38,7 @@ def test_only_what_fits_is_named_and_a_batch_only_where_it_helps(strategy: str, 
     too_large, suggested = told.split("; ")
     assert too_large.startswith("a batch of one would take 0.")
     assert too_large.endswith(" GB too")
-    assert suggested.startswith("--strategy central-storage trains models larger than the device (planned: 0.09")
+    assert suggested.startswith("--strategy central-storage trains models larger than the device (planned: 0.04")
     assert suggested.endswith(" GB)")
 
 
@@ -69,7 +69,7 @@ def test_where_nothing_fits_that_is_said_with_what_needs_least(advice: Advice) -
     told = advice("linear", "single", 0.01, 1, 8)
     assert told is not None
     assert told.startswith(
-        "the model's weights do not fit, and no strategy is planned to fit 0.01 GB: central-storage needs least, 0.09"
+        "the model's weights do not fit, and no strategy is planned to fit 0.01 GB: central-storage needs least, 0.04"
     )
 
 

@@ -18,7 +18,10 @@ from tests.verbs.memory_task import train_limited
 
 TRANSFORMER, UNET = "transformer:layers=2,width=64,context=64", "unet:size=32"
 WITHIN, WITHIN_SUMS = 0.10, 0.15
-"""On every device. Sums by DTensor are given back by gloo's threads, at times unheard of, and so measured too high."""
+"""On the fullest rank. What gloo's threads give back, sums by DTensor above all, is at times not heard of, and so measured
+too high."""
+WITHIN_ELSEWHERE = 0.25
+"""Where there is less memory that is a larger part of it."""
 SUMS = {"tensor", "hybrid"}
 NOT_WATCHED = {"parameter-server-async"}
 """Its workers have a loop of their own."""
@@ -38,7 +41,10 @@ def test_planned_memory_is_measured(name: str, workload: str, session_of: Sessio
     memory = memory_of(request, session.placement, session.run(train_task, request))
     assert len(memory.planned_by_rank) == session.placement.devices
     assert None not in memory.measured_by_rank
-    assert memory.planned_by_rank == pytest.approx(memory.measured_by_rank, rel=WITHIN_SUMS if name in SUMS else WITHIN)
+    fullest = max(range(len(memory.planned_by_rank)), key=lambda rank: memory.measured_by_rank[rank] or 0)
+    near = pytest.approx(memory.measured_by_rank[fullest], rel=WITHIN_SUMS if name in SUMS else WITHIN)
+    assert memory.planned_by_rank[fullest] == near
+    assert memory.planned_by_rank == pytest.approx(memory.measured_by_rank, rel=WITHIN_ELSEWHERE)
 
 
 def test_memory_is_planned_without_running_anything() -> None:
