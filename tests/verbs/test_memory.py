@@ -18,8 +18,8 @@ from tests.verbs.memory_task import train_limited
 
 TRANSFORMER, UNET = "transformer:layers=2,width=64,context=64", "unet:size=32"
 WITHIN, WITHIN_SUMS = 0.10, 0.15
-"""On the fullest rank. What gloo's threads give back, sums by DTensor above all, is at times not heard of, and so measured
-too high."""
+"""On the fullest rank. What gloo's threads give back, sums by DTensor above all, is at times not heard of: measured too
+high."""
 WITHIN_ELSEWHERE = 0.25
 """Where there is less memory that is a larger part of it."""
 SUMS = {"tensor", "hybrid"}
