@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,6 +25,10 @@ def raises() -> Workload:
 
 def out_of_memory() -> Workload:
     return _harmed(_run_out_of_memory)
+
+
+def hangs() -> Workload:
+    return _harmed(lambda: time.sleep(3600))
 
 
 def _raise() -> None:

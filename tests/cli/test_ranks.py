@@ -36,6 +36,7 @@ def test_the_document_says_where_it_ran_and_what_crossed(strategy: str, tmp_path
     [
         ("killed", "mirrored", "rank 1 was killed (signal 9)"),
         ("raises", "mirrored", "ValueError: a bug in the loss"),
+        ("hangs", "mirrored", "rank 1 did not answer within 2 s"),
     ],
 )
 def test_a_rank_that_fails_is_named_and_nothing_is_left(workload: str, strategy: str, sentence: str) -> None:
@@ -58,6 +59,7 @@ def test_a_rank_that_fails_is_named_and_nothing_is_left(workload: str, strategy:
     ("number", "strategy"),
     [
         (signal.SIGINT, "mirrored"),
+        (signal.SIGKILL, "mirrored"),
         (signal.SIGKILL, "parameter-server-async:servers=2"),
     ],
 )

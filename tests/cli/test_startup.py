@@ -35,11 +35,8 @@ def test_no_torch_is_imported(line: str) -> None:
     assert not modules & set(HEAVY)
 
 
-LIBRARIES = [sys.executable, "-c", "import pydantic, rich.console, typer"]
-
-
-def _cpu_seconds(arguments: list[str]) -> float:
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+def _cpu_seconds(line: str) -> float:
+    process = subprocess.Popen(command(*line.split()), stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
@@ -48,6 +45,4 @@ def _cpu_seconds(arguments: list[str]) -> float:
 
 @pytest.mark.parametrize("line", ["--help", "list strategies", "describe --help"])
 def test_half_a_second_of_cpu_time(line: str) -> None:
-    """Or, where the machine is slow just now, twice what the libraries of any such command take."""
-    whole = command(*line.split())
-    assert any(_cpu_seconds(whole) < max(0.5, 2 * _cpu_seconds(LIBRARIES)) for _ in range(8))
+    assert any(_cpu_seconds(line) < 0.5 for _ in range(20))  # the machine may be busy, the command may not
