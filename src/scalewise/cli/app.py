@@ -34,16 +34,14 @@ app.command(epilog="Example: scalewise data speech")(data.data)
 app.command("list", epilog="Example: scalewise list workloads")(listing.listing)
 
 
-@app.callback(add_help_option=False)
+@app.callback()
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-    # typer's own option has no value when absent, and loads pydantic to find that out: a third of the time of a help.
-    asked: Annotated[bool, typer.Option("--help", "-h", help="Show this message and exit.")] = False,
 ) -> None:
     if version:
         print(f"scalewise {__version__}")
         raise typer.Exit
-    if asked or context.invoked_subcommand is None:
+    if context.invoked_subcommand is None:
         context.get_help()  # prints it
         raise typer.Exit
