@@ -38,6 +38,8 @@ class LayerMemory:
     """Put out and kept by none: there while somebody has it to hand on."""
     put_out: Made = ()
     """By whatever ends with this layer."""
+    library_bytes: int = 0
+    """That a library keeps once it has been called, for all layers that call it."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def peak_memory(held: Held, optimizer: str = "adam") -> Memory:
         optimizer=OPTIMIZER_COPIES.get(optimizer, 0) * trained if held.updates else 0,
         activations=activations,
         inputs=held.input_bytes,
-        buffers=held.buffer_bytes,
+        buffers=held.buffer_bytes + max((layer.library_bytes for layer in held.layers), default=0),
     )
 
 

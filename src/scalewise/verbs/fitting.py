@@ -37,6 +37,8 @@ class Candidate:
     devices: int
     bytes: int
     fits: bool
+    where: str = ""
+    """What to say of the devices, if they are not those of the run."""
 
 
 def advice_for(request: Request, placement: Placement) -> str | None:
@@ -48,17 +50,14 @@ def advice_for(request: Request, placement: Placement) -> str | None:
     alone = planner.peak(request.strategy, placement.devices, batch=1)
     if alone is None or (alone.total <= room and request.settings.batch == 1):
         return None
-    return _sentence(request.strategy.name, alone, room, list(planner.candidates()), placement.devices)
+    return _sentence(request.strategy.name, alone, room, list(planner.candidates()))
 
 
-def _sentence(running: str, alone: Memory, room: int, tried: list[Candidate], devices: int) -> str:
+def _sentence(running: str, alone: Memory, room: int, tried: list[Candidate]) -> str:
     """`alone`: what the strategy that ran takes for a batch of one."""
     fitting = {each.strategy: each for each in tried if each.fits}
     named = [name for name in FOR_LARGE_MODELS if name in fitting]
-    figures = [
-        (f"{name} " if len(named) > 1 else "") + _planned(fitting[name], fitting[name].devices > devices)
-        for name in named
-    ]
+    figures = [(f"{name} " if len(named) > 1 else "") + _planned(fitting[name]) for name in named]
     larger = f"{larger_models(named)} (planned: {', '.join(figures)})" if named else ""
     if alone.total <= room:
         return f"{smaller_batch(running)} needs less" + (f", and {larger}" if larger else "")
@@ -69,13 +68,12 @@ def _sentence(running: str, alone: Memory, room: int, tried: list[Candidate], de
     if least is None:
         return f"{too_large}, and no other strategy can be planned for this model"
     return (
-        f"{too_large}, and no strategy is planned to fit {_GB(room)}: {least.strategy} needs least, "
-        f"{_planned(least, least.devices > devices)}"
+        f"{too_large}, and no strategy is planned to fit {_GB(room)}: {least.strategy} needs least, {_planned(least)}"
     )
 
 
-def _planned(candidate: Candidate, on_more: bool) -> str:
-    return _GB(candidate.bytes) + (f" with --devices {candidate.devices}" if on_more else "")
+def _planned(candidate: Candidate) -> str:
+    return f"{_GB(candidate.bytes)}{candidate.where}"
 
 
 def _GB(count: int) -> str:
@@ -126,7 +124,7 @@ class _Planner:
                     continue
                 memory, room = self.peak(strategy, devices, self.request.settings.batch), self.room_bytes(devices)
                 if memory and room:
-                    yield Candidate(name, devices, memory.total, memory.total <= room)
+                    yield Candidate(name, devices, memory.total, memory.total <= room, self._where(devices))
                     if memory.total <= room:
                         break
 
@@ -157,7 +155,8 @@ class _Planner:
     def _layers(self, samples: int) -> Layers:
         if samples not in self.known:
             device = torch.device("cuda" if self.on_gpu else "cpu")
-            self.known[samples] = layers_of(self.workload, self.data, samples, device, self.request.settings.precision)
+            precision = self.request.settings.precision
+            self.known[samples] = layers_of(self.workload, self.data, samples, device, precision, least=True)
         return self.known[samples]
 
     def _device_counts(self, name: str) -> list[int]:
@@ -166,6 +165,10 @@ class _Planner:
         if name == "central-storage":
             return [present] if self.placement.hosts == 1 else []
         more = [] if under_torchrun() else [count for count in MORE_DEVICES if count > present]
-        if self.placement.device_kind == "cuda":
-            more = [count for count in more if count <= torch.cuda.device_count()]
         return [*([present] if present > 1 else []), *more]
+
+    def _where(self, devices: int) -> str:
+        if devices <= self.placement.devices:
+            return ""
+        bought = self.placement.device_kind == "cuda" and devices > torch.cuda.device_count()
+        return f" on {devices} such GPUs" if bought else f" with --devices {devices}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +18,22 @@ from torch.utils._pytree import tree_leaves
 from scalewise.data.data import Data
 from scalewise.prediction.held import LayerMemory, Made
 from scalewise.workloads.convolution_memory import Copied, copied_by_convolution
+from scalewise.workloads.gpu_memory import CudnnWorkspaces, kept_by_product
 from scalewise.workloads.workload import Workload
 
 
 def layers_of(
-    workload: Workload, data: Data, samples: int, device: torch.device, precision: str = "fp32"
+    workload: Workload,
+    data: Data,
+    samples: int,
+    device: torch.device,
+    precision: str = "fp32",
+    *,
+    least: bool = False,
 ) -> tuple[LayerMemory, ...]:
-    """One step over so many samples as it would be on the device; nothing if the model needs real numbers."""
+    """One step over so many samples as it would be on the device; nothing if the model needs real numbers.
+
+    `least`: without what cuDNN takes where there is room, and can do without."""
     try:
         with torch.device("meta"):
             model = workload.model()
@@ -33,7 +43,7 @@ def layers_of(
         if precision == "bf16":
             model = model.to(torch.bfloat16)
             inputs = inputs.to(torch.bfloat16) if inputs.is_floating_point() else inputs
-        watch = _Watch(model, [inputs, targets], on_cpu=device.type == "cpu")
+        watch = _Watch(model, [inputs, targets], _libraries_on(device, least))
         with watch, _Attention(device):
             outputs = model(inputs)
             watch.enter("")
@@ -43,6 +53,27 @@ def layers_of(
         return watch.layers(model)
     except Exception:  # whatever a model does with real numbers only: nothing is planned then, and the run says so
         return ()
+
+
+class _Libraries(NamedTuple):
+    """What operations take beside their tensors."""
+
+    copied: Callable[[Any, Any, Any], Copied] = lambda *_: Copied()
+    """(function, arguments, result): while it runs."""
+    kept: Callable[[Any], int] = lambda _: 0
+    """(function): from its first call on."""
+
+
+def _libraries_on(device: torch.device, least: bool) -> _Libraries:
+    if device.type == "cpu":
+        return _Libraries(copied_by_convolution)
+    if not torch.cuda.is_available():  # planned elsewhere, for a GPU that cannot be asked
+        return _Libraries()
+    kept = partial(kept_by_product, device=device)
+    if least:
+        return _Libraries(kept=kept)
+    workspaces = CudnnWorkspaces(device)
+    return _Libraries(lambda function, args, _: workspaces.copied_by(function, args), kept)
 
 
 class _Attention(TorchFunctionMode):
@@ -77,9 +108,11 @@ class _Moment:
 class _Watch(TorchDispatchMode):
     """Writes down when memory comes and goes, and which layer was at work then."""
 
-    def __init__(self, model: nn.Module, batch: list[Tensor], on_cpu: bool) -> None:
+    def __init__(self, model: nn.Module, batch: list[Tensor], libraries: _Libraries) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.on_cpu = on_cpu
+        self.libraries = libraries
+        self.library_bytes: dict[int, int] = {}
+        """That stay from then on, by layer."""
         self.paths: list[str] = []
         """Of the layers, in the order of their calls."""
         self.at = 0
@@ -120,7 +153,9 @@ class _Watch(TorchDispatchMode):
                 number = self.numbers[address] = len(self.events)
                 self.events.append((number, nbytes, self.at))
                 weakref.finalize(storage, self._gone, address, number, nbytes).atexit = False
-        if self.on_cpu and (copied := sum(kinds := copied_by_convolution(function, args, result))):
+        if kept := self.libraries.kept(function):
+            self.library_bytes[self.at] = kept
+        if copied := sum(kinds := self.libraries.copied(function, args, result)):
             number = len(self.events)
             self.copies[number] = kinds
             self.events += [(number, copied, self.at), (number, -copied, self.at)]
@@ -170,6 +205,7 @@ class _Watch(TorchDispatchMode):
                 (most[0][at].copied, most[1][at].copied),
                 sum(self.events[number][1] for number in self.given.get(at, []) if not size.get(number)),
                 tuple((made_in[number], self.events[number][1]) for number in self.given.get(at, [])),
+                self.library_bytes.get(at, 0),
             )
             for at, path in enumerate(self.paths)
         )

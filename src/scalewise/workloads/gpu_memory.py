@@ -1,0 +1,63 @@
+"""What libraries take on a GPU beside a model's tensors: cuBLAS for good, cuDNN while a convolution runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from scalewise.workloads.convolution_memory import Copied
+
+_aten = torch.ops.aten
+PRODUCTS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default}
+CONVOLUTIONS = {_aten.convolution.default, _aten.convolution_backward.default}
+CUBLAS_BYTES, CUBLAS_HOPPER_BYTES = 8_519_680, 32 * 2**20
+"""That torch gives cuBLAS for each thread that multiplies, by generation of GPU."""
+HOPPER = 9
+THREADS = 2
+"""Forward's, and autograd's for backward."""
+
+
+def kept_by_product(function: Any, device: torch.device) -> int:
+    """From the first product of matrices on, once for all of them."""
+    if function not in PRODUCTS:
+        return 0
+    major, _ = torch.cuda.get_device_capability(device)
+    return THREADS * (CUBLAS_HOPPER_BYTES if major >= HOPPER else CUBLAS_BYTES)
+
+
+class CudnnWorkspaces:
+    """cuDNN chooses how to convolve, and what room that takes; so it is asked to, once for every shape."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.known: dict[str, int] = {}
+
+    def copied_by(self, function: Any, args: Any) -> Copied:
+        """Nothing by anything but a convolution."""
+        if function not in CONVOLUTIONS:
+            return Copied()
+        shapes = f"{function} {tree_map(lambda each: (each.shape, each.dtype) if _is_tensor(each) else each, args)}"
+        if shapes not in self.known:
+            self.known[shapes] = self._measured(function, args)
+        return Copied(self.known[shapes])
+
+    def _measured(self, function: Any, args: Any) -> int:
+        try:
+            given = tree_map(
+                lambda each: torch.empty_like(each, device=self.device) if _is_tensor(each) else each, args
+            )
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            result = function(*given)
+            peak = torch.cuda.max_memory_allocated(self.device)
+        except torch.OutOfMemoryError:  # nor would there be room for it in a step: cuDNN then does without
+            return 0
+        put_out: int = sum(each.nbytes for each in tree_leaves(result) if _is_tensor(each))
+        return peak - before - put_out
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
