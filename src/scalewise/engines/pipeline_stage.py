@@ -29,9 +29,11 @@ class TimedStage(PipelineStage):
         self.clock.lap("forward")
         return outputs
 
-    def backward_one_chunk(self, *arguments: Any, **options: Any) -> None:
+    def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, *arguments: Any, **options: Any) -> None:
         self.clock.lap("idle")
-        super().backward_one_chunk(*arguments, **options)
+        super().backward_one_chunk(bwd_chunk_id, loss, *arguments, **options)
+        if loss is not None:
+            loss.detach_()  # the schedule keeps all losses of a step, and each what was received to compute it
         self.clock.lap("backward")
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from scalewise.prediction.held import Held, Layers, Run, weights_of
 from scalewise.prediction.split_holdings import held_of_layers, held_of_parts, held_of_pipeline, held_of_shards
+from scalewise.strategies.cuts import Cut
+from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.microbatches import microbatch_size, microbatches_for
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.strategy import Strategy
@@ -26,6 +28,13 @@ class Holding:
 
 def samples_at_a_time(strategy: Strategy, run: Run) -> int:
     return HOLDINGS[strategy.name].samples(strategy, run)
+
+
+def cuts_by(strategy: Strategy, run: Run) -> dict[str, Cut]:
+    """Layers of which a device has a part."""
+    if isinstance(strategy, Hybrid):
+        return Tensor().cuts(run.footprint.matrices, strategy.inside) if strategy.stages is None else {}
+    return strategy.cuts(run.footprint.matrices, run.devices) if isinstance(strategy, Tensor) else {}
 
 
 def held_by(strategy: Strategy, rank: int, run: Run, layers: Layers) -> Held:

@@ -195,12 +195,13 @@ class EventClock:
         first = self.starts[0]
         ends = [self.ends.get(position, following) for position, following in enumerate(self.starts[1:])]
         ends.append(self.ends[len(self.starts) - 1])
+        # A step lasts until the next one starts, and so does its last phase.
+        whole = {at: [*marks[:-1], (marks[-1][0], ends[at])] for at, marks in self.sampled.items() if len(marks) > 1}
         self.times.add(
             [begin.elapsed_time(end) / 1e3 for begin, end in zip(self.starts, ends, strict=True)],
             {
-                position: [(phase, self.collected_seconds + first.elapsed_time(event) / 1e3) for phase, event in marks]
-                for position, marks in self.sampled.items()
-                if len(marks) > 1
+                at: [(phase, self.collected_seconds + first.elapsed_time(event) / 1e3) for phase, event in marks]
+                for at, marks in whole.items()
             },
         )
         self.collected_seconds += first.elapsed_time(ends[-1]) / 1e3

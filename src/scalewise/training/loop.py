@@ -19,7 +19,7 @@ from scalewise.engines.stages import HoldsStages
 from scalewise.errors import RunFailed
 from scalewise.plan import Footprint
 from scalewise.prediction.held import LayerMemory, Run
-from scalewise.prediction.holdings import samples_at_a_time
+from scalewise.prediction.holdings import cuts_by, samples_at_a_time
 from scalewise.step.clock import Times, make_clock
 from scalewise.step.copies import Copied
 from scalewise.step.memory import PeakMemory
@@ -134,10 +134,9 @@ def _train_in(
         if isinstance(engine, HoldsStages):
             outcome.footprint = replace(outcome.footprint, sections=engine.sections)
         if evaluate:
-            samples = samples_at_a_time(
-                request.strategy, Run(place.world, settings.batch, outcome.footprint, accumulate=settings.accumulate)
-            )
-            outcome.layers = layers_of(workload, data, samples, place.device, settings.precision)
+            planned = Run(place.world, settings.batch, outcome.footprint, accumulate=settings.accumulate)
+            samples, cuts = samples_at_a_time(request.strategy, planned), cuts_by(request.strategy, planned)
+            outcome.layers = layers_of(workload, data, samples, place.device, settings.precision, cuts=cuts)
     if evaluate and not outcome.interrupted:
         seen = min(len(data), run.done * settings.batch)
         outcome.accuracy = accuracy_of(workload, engine.predictions, seen, settings.batch)

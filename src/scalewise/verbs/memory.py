@@ -6,7 +6,7 @@ import torch
 
 from scalewise.data.data import DataRequest
 from scalewise.prediction.held import Run
-from scalewise.prediction.holdings import held_by, samples_at_a_time
+from scalewise.prediction.holdings import cuts_by, held_by, samples_at_a_time
 from scalewise.prediction.memory import Memory, peak_memory
 from scalewise.strategies.registry import strategy_of
 from scalewise.workloads.footprint import footprint_of
@@ -24,7 +24,7 @@ def planned_memory(
     footprint = footprint_of(found, data)
     resident = 0 if device_kind == "cpu" else len(data) * (footprint.input_bytes + footprint.target_bytes)
     run = Run(devices, batch, footprint, device_kind != "cpu", device_kind == "slice", resident_bytes=resident)
-    layers = layers_of(found, data, samples_at_a_time(chosen, run), device)
+    layers = layers_of(found, data, samples_at_a_time(chosen, run), device, cuts=cuts_by(chosen, run))
     return [
         peak_memory(held_by(chosen, rank, run, layers), found.optimizer) for rank in range(devices if layers else 0)
     ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from scalewise.strategies.cuts import Cut
 from scalewise.workloads.convolution_memory import Copied
 
 _aten = torch.ops.aten
@@ -31,18 +33,25 @@ def kept_by_product(function: Any, device: torch.device) -> int:
 class CudnnWorkspaces:
     """cuDNN chooses how to convolve, and what room that takes; so it is asked to, once for every shape."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, cuts: Mapping[str, Cut]) -> None:
         self.device = device
+        self.cuts = cuts
+        """Layers of which a device computes a part."""
         self.known: dict[str, int] = {}
 
-    def copied_by(self, function: Any, args: Any) -> Copied:
+    def copied_by(self, function: Any, args: Any, layer: str) -> Copied:
         """Nothing by anything but a convolution."""
         if function not in CONVOLUTIONS:
             return Copied()
+        share = 1.0
+        if cut := self.cuts.get(layer):
+            args = _part_of(function, args, cut)
+            # As much of the whole as comes to this when what is taken in is shared out.
+            share = cut.sizes[0] / sum(cut.sizes) if cut.role == "rows" else 1.0
         shapes = f"{function} {tree_map(lambda each: (each.shape, each.dtype) if _is_tensor(each) else each, args)}"
         if shapes not in self.known:
             self.known[shapes] = self._measured(function, args)
-        return Copied(self.known[shapes])
+        return Copied(round(self.known[shapes] / share))
 
     def _measured(self, function: Any, args: Any) -> int:
         try:
@@ -57,6 +66,32 @@ class CudnnWorkspaces:
             return 0
         put_out: int = sum(each.nbytes for each in tree_leaves(result) if _is_tensor(each))
         return peak - before - put_out
+
+
+def _part_of(function: Any, args: Any, cut: Cut) -> Any:
+    """The convolution as the first device has it: fewer channels go in, or come out."""
+    here = cut.sizes[0]
+    columns = cut.role == "columns"
+    if function is _aten.convolution.default:
+        taken, weight, bias, *rest = args
+        transposed = rest[3]
+        bias = bias.narrow(0, 0, here) if columns and bias is not None else bias
+        return (
+            taken if columns else taken.narrow(1, 0, here),
+            _narrow(weight, here, columns == transposed),
+            bias,
+            *rest,
+        )
+    given, taken, weight, bias_sizes, *rest = args
+    transposed = rest[3]
+    given, taken = (given.narrow(1, 0, here), taken) if columns else (given, taken.narrow(1, 0, here))
+    bias_sizes = [here] if columns and bias_sizes else bias_sizes
+    return (given, taken, _narrow(weight, here, columns == transposed), bias_sizes, *rest)
+
+
+def _narrow(weight: Tensor, here: int, dimension: bool) -> Tensor:
+    """Channels that come out are a weight's first dimension, and its second in a transposed convolution."""
+    return weight.narrow(int(dimension), 0, here)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from scalewise.data.data import Data
 from scalewise.prediction.held import LayerMemory, Made
+from scalewise.strategies.cuts import Cut
 from scalewise.workloads.convolution_memory import Copied, copied_by_convolution
 from scalewise.workloads.gpu_memory import CudnnWorkspaces, kept_by_product
 from scalewise.workloads.workload import Workload
@@ -29,11 +30,14 @@ def layers_of(
     device: torch.device,
     precision: str = "fp32",
     *,
+    cuts: Mapping[str, Cut] | None = None,
     least: bool = False,
 ) -> tuple[LayerMemory, ...]:
     """One step over so many samples as it would be on the device; nothing if the model needs real numbers.
 
-    `least`: without what cuDNN takes where there is room, and can do without."""
+    `cuts`: layers of which a device computes a part. `least`: without what cuDNN takes where there is room, and can
+    do without.
+    """
     try:
         with torch.device("meta"):
             model = workload.model()
@@ -43,7 +47,7 @@ def layers_of(
         if precision == "bf16":
             model = model.to(torch.bfloat16)
             inputs = inputs.to(torch.bfloat16) if inputs.is_floating_point() else inputs
-        watch = _Watch(model, [inputs, targets], _libraries_on(device, least))
+        watch = _Watch(model, [inputs, targets], _libraries_on(device, cuts or {}, least))
         with watch, _Attention(device):
             outputs = model(inputs)
             watch.enter("")
@@ -58,22 +62,22 @@ def layers_of(
 class _Libraries(NamedTuple):
     """What operations take beside their tensors."""
 
-    copied: Callable[[Any, Any, Any], Copied] = lambda *_: Copied()
-    """(function, arguments, result): while it runs."""
+    copied: Callable[[Any, Any, Any, str], Copied] = lambda *_: Copied()
+    """(function, arguments, result, layer): while it runs."""
     kept: Callable[[Any], int] = lambda _: 0
     """(function): from its first call on."""
 
 
-def _libraries_on(device: torch.device, least: bool) -> _Libraries:
+def _libraries_on(device: torch.device, cuts: Mapping[str, Cut], least: bool) -> _Libraries:
     if device.type == "cpu":
-        return _Libraries(copied_by_convolution)
+        return _Libraries(lambda function, args, result, _: copied_by_convolution(function, args, result))
     if not torch.cuda.is_available():  # planned elsewhere, for a GPU that cannot be asked
         return _Libraries()
     kept = partial(kept_by_product, device=device)
     if least:
         return _Libraries(kept=kept)
-    workspaces = CudnnWorkspaces(device)
-    return _Libraries(lambda function, args, _: workspaces.copied_by(function, args), kept)
+    workspaces = CudnnWorkspaces(device, cuts)
+    return _Libraries(lambda function, args, _, layer: workspaces.copied_by(function, args, layer), kept)
 
 
 class _Attention(TorchFunctionMode):
@@ -155,7 +159,8 @@ class _Watch(TorchDispatchMode):
                 weakref.finalize(storage, self._gone, address, number, nbytes).atexit = False
         if kept := self.libraries.kept(function):
             self.library_bytes[self.at] = kept
-        if copied := sum(kinds := self.libraries.copied(function, args, result)):
+        layer = self.paths[self.at] if self.paths else ""
+        if copied := sum(kinds := self.libraries.copied(function, args, result, layer)):
             number = len(self.events)
             self.copies[number] = kinds
             self.events += [(number, copied, self.at), (number, -copied, self.at)]
