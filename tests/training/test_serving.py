@@ -26,6 +26,7 @@ from scalewise.training.task import train_task
 from scalewise.verbs.asynchronous import staleness, updates
 from scalewise.verbs.opening import open_session
 from tests.conftest import SessionOf
+from tests.training import tasks
 
 TINY = "tests.tiny:float32"
 
@@ -52,6 +53,14 @@ def test_staleness_keeps_to_its_bound_and_every_part_of_the_work_is_done_once(
     counted = updates(session.served, outcomes, 4)
     assert counted.batches == 30
     assert counted.applied == counted.acknowledged == counted.seen_by_workers == 30 * 4
+
+
+@pytest.mark.parametrize("strategy", ["parameter-server:servers=2", "parameter-server-async"])
+def test_nothing_stays_connected_from_one_run_to_the_next(strategy: str, session_of: SessionOf) -> None:
+    request = _request(strategy, 5)
+    session = session_of(2, request.strategy)
+    first, *_, last = [session.run(tasks.connections_after_training, request) for _ in range(4)]
+    assert last == first
 
 
 def test_a_worker_that_dies_is_dropped_and_the_others_finish() -> None:

@@ -50,8 +50,10 @@ class Client:
         self.copied: list[tuple[int, torch.cuda.Event]] = []
         self.sending: list[Any] = []
         self.receiving: list[tuple[int, Any]] = []
-        for number, parameter in enumerate(self.parameters):
+        self.hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
+            for number, parameter in enumerate(self.parameters)
+        ]
         self._pull_first()
 
     def begin(self, samples: int) -> None:
@@ -89,6 +91,8 @@ class Client:
         self._tell(GOODBYE)
         for work in self.sending:
             work.wait()
+        for hook in self.hooks:  # a circle through torch that Python does not see: it would keep the lines for ever
+            hook.remove()
 
     def _open(self, store: Store, name: str, server: int, timeout_seconds: float) -> Line:
         before = sockets.snapshot().connections if sockets.available() else {}

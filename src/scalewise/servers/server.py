@@ -95,6 +95,7 @@ class Server:
         """
         self._start("arrivals", self._welcome, store)
         self._over.result()
+        self.attended.clear()  # lines are closed with the run, not when Python next looks for circles
         self.outcome.versions = self.version
         for slot in self.slots[:1]:
             self.outcome.staleness = slot.staleness

@@ -7,8 +7,9 @@ import os
 import sys
 from multiprocessing import forkserver
 
-# torch itself takes seconds to load, and an optimizer's first step loads torch._dynamo: once, not in every rank.
-_PRELOAD = ["torch", "torch._dynamo", "scalewise.session.rank"]
+# torch itself takes seconds to load, an optimizer's first step loads torch._dynamo, and what trains takes a fifth of a
+# second: once, not in every rank.
+_PRELOAD = ["torch", "torch._dynamo", "scalewise.session.rank", "scalewise.training.task", "scalewise.training.serving"]
 _NO_LEAKS = "ignore:resource_tracker:UserWarning"
 _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 

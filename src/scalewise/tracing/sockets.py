@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import struct
 import sys
 from collections.abc import Iterator, Mapping
@@ -95,9 +96,10 @@ def _sockets() -> Iterator[socket.socket]:
     """This process's TCP sockets. Each is a duplicate: closing it leaves the owner's alone."""
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            if not str(entry.readlink()).startswith("socket:"):
+            number = int(entry.name)
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
                 continue
-            found = socket.socket(fileno=os.dup(int(entry.name)))
+            found = socket.socket(fileno=os.dup(number))
         except OSError:  # closed since it was listed
             continue
         if found.proto == socket.IPPROTO_TCP:
