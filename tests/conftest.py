@@ -12,6 +12,9 @@ import pytest
 # Read as torch loads, here and in every rank: below errors it only remarks that rehearsed hosts have no DNS name.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
+# torch asks the name server about every connection to a store; an answer that is lost holds it up for 5 s by default.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 # Whatever a script starts in the background ignores Ctrl-C; commands that are tested must hear it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

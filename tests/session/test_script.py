@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from scalewise.session.script import needed_by
 
 REPOSITORY = Path(__file__).parents[2]
@@ -34,28 +36,46 @@ def test_a_task_from_a_module_does_not_need_the_script() -> None:
     assert needed_by(pickle.dumps(needed_by)) == {}
 
 
-def test_without_a_guard_a_script_works_until_a_task_needs_it(tmp_path: Path) -> None:
-    assert _output(tmp_path, SCRIPT + "main()") == [
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """Of the script without a guard and with one, run side by side."""
+    folder = tmp_path_factory.mktemp("scripts")
+    return [
+        _output(process)
+        for process in (
+            _start(folder / "unguarded.py", SCRIPT + "main()"),
+            _start(folder / "guarded.py", SCRIPT + "if __name__ == '__main__': main()"),
+        )
+    ]
+
+
+def test_without_a_guard_a_script_works_until_a_task_needs_it(outputs: list[list[str]]) -> None:
+    assert outputs[0] == [
         "[1.0]",
         "ranks run this script too, because the task needs something defined in it; "
         "put what starts the session under: if __name__ == '__main__':",
     ]
 
 
-def test_with_a_guard_a_script_may_define_its_tasks(tmp_path: Path) -> None:
-    assert _output(tmp_path, SCRIPT + "if __name__ == '__main__': main()") == ["[1.0]", "[6]"]
+def test_with_a_guard_a_script_may_define_its_tasks(outputs: list[list[str]]) -> None:
+    assert outputs[1] == ["[1.0]", "[6]"]
 
 
-def _output(folder: Path, script: str) -> list[str]:
-    file = folder / "script.py"
+def _start(file: Path, script: str) -> subprocess.Popen[str]:
     file.write_text(script)
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, str(file)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+
+
+def _output(process: subprocess.Popen[str]) -> list[str]:
+    try:
+        said, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    return said.splitlines()
