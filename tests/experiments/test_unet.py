@@ -101,7 +101,7 @@ def test_every_difference_has_its_reason_in_numbers() -> None:
 def test_where_data_parallelism_no_longer_fits_or_wins_is_said() -> None:
     said = sweep_words(SPOTS, 0.4)
     assert "Data parallel fits 0.4 GB a device up to 8 M parameters; 30 M, planned 0.60 GB, run out of memory." in said
-    assert "Pipeline fits 0.4 GB a device with all models, up to 30 M parameters." in said
+    assert "Pipeline fits 0.4 GB a device with all models that were measured, up to 30 M parameters." in said
     assert said[-1] == (
         "From 8 M parameters on pipeline is the quickest that runs: it is 1.25x as fast as data parallelism, which "
         "spends 40% of its step on gradients by then."

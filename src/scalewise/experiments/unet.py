@@ -200,6 +200,7 @@ def _ran(setup: Setup, measurements: Sequence[Measurement], kind: str, tell: Cal
             steps=WATCHED_STEPS,
             samples=setup.samples,
             execution="eager",
+            slice_percent=100 // DEVICES if kind == "slice" else None,
         )
         assert result.timeline is not None
         assert result.memory is not None

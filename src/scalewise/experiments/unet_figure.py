@@ -212,7 +212,7 @@ def draw_sweep(spots: Sequence[Spot], limit_GB: float, batch: int, machine: str,
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(FixedLocator(sizes))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:.2g} M")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:.3g} M")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

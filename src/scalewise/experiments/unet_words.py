@@ -200,13 +200,15 @@ def _beyond_turns(ours: float, here: Ran, alone: Ran) -> str:
 
 def _pipeline(ran: Mapping[str, Ran]) -> str:
     here = ran[PIPELINE]
+    longer = here.computing_seconds / ran[SINGLE].computing_seconds
     against = f", {speedup(ran, PIPELINE) / speedup(ran, MODEL_PARALLEL):.2f}x the model parallel one" * (
         MODEL_PARALLEL in ran
     )
     return (
         f"With micro-batches (pipeline): {seconds_text(here.epoch_seconds)} an epoch, {speedup(ran, PIPELINE):.2f}x"
-        f"{against}: both devices work at the same time and compute {_each(here)} of the step. What is left is the "
-        "start and the end of every batch, stages that are not equally long, and smaller products."
+        f"{against}: both devices work at the same time and compute {_each(here)} of the step. In parts of a "
+        f"batch the same work takes {longer:.2f} times as long as on one device; the rest of the step is its start and "
+        f"end, stages that are not equally long, and {bytes_text(here.sent_bytes)} that go between them."
     )
 
 
@@ -236,8 +238,8 @@ def sweep_words(spots: Sequence[Spot], limit_GB: float) -> list[str]:
             )
         elif ran:
             said.append(
-                f"{NAMES[strategy].capitalize()} fits {limit_GB:g} GB a device with all models, up to "
-                f"{millions(ran[-1])} parameters."
+                f"{NAMES[strategy].capitalize()} fits {limit_GB:g} GB a device with all models that were measured, up "
+                f"to {millions(ran[-1])} parameters."
             )
     return [*said, *_winners(spots)]
 
