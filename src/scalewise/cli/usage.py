@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import typer
 
-from scalewise.errors import in_our_words
-
 UsageError: Any = typer.BadParameter.__base__
 """typer carries its own copy of click in newer versions and uses the installed one in older ones."""
+
+NUMBERS = {"int": "a whole number", "integer": "a whole number", "float": "a number"}
 
 
 def sentence_of(error: Any) -> str:
     """'Invalid value for ...: 'gpu' is not one of ...; see scalewise train --help'."""
-    message = in_our_words(error.format_message())
-    message = " ".join(message.split()).rstrip(".")
-    validation = getattr(error.__cause__, "errors", None)
-    if validation and str(given := validation()[0]["input"]) not in message:
-        message += f", not '{given}'"
+    message = re.sub(
+        r"('.*') is not a valid (int|integer|float)\b",
+        lambda found: f"it must be {NUMBERS[found[2]]}, not {found[1]}",
+        " ".join(error.format_message().split()).rstrip("."),
+    )
     command = error.ctx.command_path if error.ctx else "scalewise"
     return f"{message[:1].lower()}{message[1:]}; see {command} --help"
