@@ -16,7 +16,7 @@ NUMBERS = {"int": "a whole number", "integer": "a whole number", "float": "a num
 def sentence_of(error: Any) -> str:
     """'Invalid value for ...: 'gpu' is not one of ...; see scalewise train --help'."""
     message = re.sub(
-        r"('.*') is not a valid (int|integer|float)\b",
+        r"('[^']*') is not a valid (int|integer|float)\b",
         lambda found: f"it must be {NUMBERS[found[2]]}, not {found[1]}",
         " ".join(error.format_message().split()).rstrip("."),
     )
