@@ -8,6 +8,8 @@ from functools import cache
 
 import torch.distributed as dist
 
+from scalewise.step.gloo_threads import let_senders_finish
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -36,6 +38,7 @@ def groups_of(world: int, parts: int, rank: int, timeout_seconds: float) -> Grou
         made: dict[tuple[int, ...], dist.ProcessGroup] = {
             tuple(ranks): dist.new_group(ranks, timeout=timeout) for ranks in groups
         }
+        let_senders_finish()
         return next(group for ranks, group in made.items() if rank in ranks)
 
     return Groups(mine(rows), mine(columns) if parts < world else None)

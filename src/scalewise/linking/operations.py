@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalewise.session.worker import Worker
+from scalewise.step.gloo_threads import let_senders_finish
 from scalewise.step.ring import RingAllReduce
 from scalewise.step.wire import Wire
 
@@ -59,6 +60,7 @@ def time_operations(
 ) -> list[Timed | Refused]:
     """For each size `seconds` or so; empty on ranks that take no part."""
     group = dist.new_group(list(range(ranks))) if ranks < worker.world else dist.group.WORLD
+    let_senders_finish()
     if worker.rank >= ranks:
         return []
     assert isinstance(group, dist.ProcessGroup)

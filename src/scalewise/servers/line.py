@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from scalewise.step.gloo_threads import let_senders_finish
+
 HEADER_TAG = 0
 PATIENT_SECONDS = 24 * 3600.0
 """A server waits for its workers however long they compute: that one hangs is for the launcher to find out."""
@@ -39,6 +41,7 @@ class Line:
         self._group: Any = dist.ProcessGroupGloo(
             PrefixStore(f"line/{name}", store), 1 - self._peer, 2, timedelta(seconds=timeout_seconds)
         )
+        let_senders_finish()
 
     def send(self, tensor: Tensor, tag: int = HEADER_TAG) -> Any:
         """Starts; `wait` on what it returns, and keep that until the other end has it too."""

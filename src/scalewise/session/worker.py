@@ -17,6 +17,7 @@ from scalewise.session.crew import Crew
 from scalewise.session.devices import limit_memory
 from scalewise.session.placement import Placement
 from scalewise.step.allocator import keep_freed_memory
+from scalewise.step.gloo_threads import let_senders_finish
 
 # Ranks that start on a busy machine may be far apart: the placement's timeout counts once all are here.
 _JOIN_SECONDS = 120.0
@@ -70,6 +71,7 @@ def join(
         timeout=timedelta(seconds=placement.timeout_seconds),
         device_id=device if backend == "nccl" else None,
     )
+    let_senders_finish()
     everybody = placement.servers if crew.role == "server" else placement.devices
     return Worker(
         crew.first + rank,
