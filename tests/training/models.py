@@ -38,3 +38,18 @@ class Counting(nn.Linear):
             self.calls += 1
         outputs = super().forward(input)
         return outputs * float("nan") if self.calls == 5 else outputs
+
+
+def unused() -> Workload:
+    """One of its layers is never called, between two that are."""
+    return replace(float32(), model=Unused)
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.never, self.last = nn.Linear(INPUTS, 5), nn.Linear(5, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, input: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.first(input).tanh())
+        return outputs

@@ -55,6 +55,22 @@ def test_staleness_keeps_to_its_bound_and_every_part_of_the_work_is_done_once(
     assert counted.applied == counted.acknowledged == counted.seen_by_workers == 30 * 4
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_layer_that_is_never_called_stays_as_it_is_and_the_others_learn(
+    accumulate: int, session_of: SessionOf, tmp_path: Path
+) -> None:
+    alone, served = tmp_path / "alone.safetensors", tmp_path / "served.safetensors"
+    for strategy, path in (("single", alone), ("parameter-server:servers=2", served)):
+        settings = Settings(4, 6, None, checkpoint=path, accumulate=accumulate)
+        request = Request("tests.training.models:unused", strategy_of(strategy), settings)
+        session = session_of(1 if strategy == "single" else 2, None if strategy == "single" else request.strategy)
+        session.run(train_task, request)
+    model = {name: tensor for name, tensor in _weights(alone).items() if name.startswith("model/")}
+    assert len(model) == 6
+    for name, tensor in model.items():
+        torch.testing.assert_close(_weights(served)[name], tensor, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("strategy", ["parameter-server:servers=2", "parameter-server-async"])
 def test_nothing_stays_connected_from_one_run_to_the_next(strategy: str, session_of: SessionOf) -> None:
     request = _request(strategy, 5)

@@ -47,6 +47,9 @@ class Client:
         """Pushes that came back as new weights."""
         self.armed = False
         self.left: list[int] = []
+        """Of each piece, the parameters whose gradients it waits for."""
+        self.awaited: set[int] = set()
+        """Those parameters."""
         self.copied: list[tuple[int, torch.cuda.Event]] = []
         self.sending: list[Any] = []
         self.receiving: list[tuple[int, Any]] = []
@@ -59,6 +62,7 @@ class Client:
     def begin(self, samples: int) -> None:
         """The next backward's gradients are to be pushed, as the mean over so many samples."""
         self.armed = True
+        self.awaited = set(range(len(self.parameters)))
         self.left = [0] * len(self.pieces)
         for touched in self.touched:
             for piece in touched:
@@ -110,11 +114,15 @@ class Client:
     def _ready(self, number: int, parameter: Tensor) -> None:
         if not self.armed:  # an earlier part of an accumulated batch
             return
+        self._take(number, parameter)
+
+    def _take(self, number: int, parameter: Tensor) -> None:
         self.views[number].copy_(parameter.grad, non_blocking=True)  # type: ignore[arg-type]
         parameter.grad = None
         self._count_off(number)
 
     def _count_off(self, number: int) -> None:
+        self.awaited.remove(number)
         for piece in reversed(self.touched[number]):  # the order in which servers wait for them
             self.left[piece] -= 1
             if self.left[piece]:
@@ -125,11 +133,11 @@ class Client:
                 self.exchange(piece)
 
     def _push_the_rest(self) -> None:
-        """Parameters that the batch did not use have a gradient of zero."""
-        if not any(self.left):
-            return
-        for number, touched in enumerate(self.touched):
-            if any(self.left[piece] for piece in touched) and self.parameters[number].grad is None:
+        """What backward did not reach: an earlier part of the batch may have, else the gradient is zero."""
+        for number in sorted(self.awaited, reverse=True):
+            if self.parameters[number].grad is not None:
+                self._take(number, self.parameters[number])
+            else:
                 self.views[number].zero_()
                 self._count_off(number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -20,6 +21,23 @@ def forget_peak_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+class _HeapInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
+
+
+def _heap_bytes() -> int | None:
+    """In use; None without glibc 2.33 or later."""
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return None
+    ask.restype = _HeapInfo
+    told = ask()
+    return int(told.uordblks + told.hblkhd)
+
+
 class PeakMemory:
     """Of the steps: models are made on the host, which for a CPU rank is its own memory, and of which a part may stay.
     What the built engine holds counts, and not what building it took.
@@ -29,13 +47,16 @@ class PeakMemory:
 
     Counted is what comes from torch's own allocator in the thread that trains: tensors, and what libraries ask of torch
     while an operation runs. The samples are loaded before, and what gloo and Python hold is not torch's. What another
-    thread gives back is not heard of: DDP's first buckets may be counted beside those that replace them.
+    thread gives back, as gloo's do, is not heard of. How much that is, the C library knows in the end; it is taken to
+    have gone little by little.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.watching = False
         self.held_bytes = 0
+        self.heap_bytes: int | None = None
+        """Of the whole process, when watching began; None where the C library does not tell."""
         self.peak_bytes: int | None = None
         forget_peak_memory(device)
 
@@ -65,11 +86,15 @@ class PeakMemory:
             return
         self.watching = False
         told: list[list[Any]] = _disable_profiler_legacy()
-        for events in told:
-            for event in events:
-                if event.kind() == "memory_alloc":
-                    self.held_bytes += event.cpu_memory_usage()
-                    self.peak_bytes = max(self.peak_bytes or 0, self.held_bytes)
+        changes = [each.cpu_memory_usage() for events in told for each in events if each.kind() == "memory_alloc"]
+        unheard = 0
+        if self.heap_bytes is not None and (heap_bytes := _heap_bytes()) is not None:
+            unheard = max(0, sum(changes) - (heap_bytes - self.heap_bytes))
+        held, heard = self.held_bytes, 0
+        for number, change in enumerate(changes, 1):
+            heard += change
+            self.held_bytes = held + heard - unheard * number // len(changes)
+            self.peak_bytes = max(self.peak_bytes or 0, self.held_bytes)
 
     def read(self) -> int | None:
         """None where nothing was watched."""
@@ -80,5 +105,6 @@ class PeakMemory:
 
     def _start(self) -> None:
         self.watching = True
+        self.heap_bytes = _heap_bytes()
         what = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
         _enable_profiler_legacy(what)
