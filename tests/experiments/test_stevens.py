@@ -11,9 +11,22 @@ import pytest
 from scalewise.errors import RunFailed
 from scalewise.experiments import stevens
 from scalewise.experiments.stevens import Grid, conclude, devices_here
+from scalewise.experiments.stevens_claims import headline
+from scalewise.findings.series import series_of
 from scalewise.published.measured import stevens_environment, stevens_measurements
 from tests.findings.test_series import HERE, measured
 from tests.verbs.test_report import stored
+
+
+def test_the_last_sentence_says_what_there_is_also_where_that_is_little_or_unlike_the_study() -> None:
+    environment = stevens_environment()
+
+    def said(*devices: int) -> str:
+        cells = [each for each in stevens_measurements() if each.workload == "linear" and each.devices in devices]
+        return headline({each.workload: each for each in series_of(cells, {environment.id: environment})}, [])
+
+    assert said(2, 3) == "Found on 4x GTX 1080 Ti: no cell on several devices can be compared with one device yet"
+    assert said(1, 2).startswith("Found on 4x GTX 1080 Ti: linear chokes (2 devices take ")
 
 
 def test_the_page_compares_every_finding_with_the_published_figures(tmp_path: Path) -> None:

@@ -131,15 +131,18 @@ CLAIMS: tuple[tuple[str, str, Judge], ...] = (
 def headline(here: Mapping[str, Series], judged: list[Claim]) -> str:
     """What was found, in one sentence."""
     parts = []
-    if "linear" in here and (choking := chokes(here["linear"])) and choking.choking:
-        worst = choking.choking[0]
-        parts.append(
-            f"linear chokes ({worst.devices} devices take {1 / worst.speedup:.1f} times as long at batch {worst.batch})"
-        )
+    if "linear" in here and (choking := chokes(here["linear"])):
+        if choking.choking:
+            worst = choking.choking[0]
+            longer = f"{1 / worst.speedup:.1f} times as long at batch {worst.batch}"
+            parts.append(f"linear chokes ({worst.devices} devices take {longer})")
+        else:
+            parts.append(f"linear does not choke ({choking.sentence})")
     if "conv" in here and best_speedups(here["conv"]):
         top = max(speedups(here["conv"]), key=lambda each: (each.faster, each.speedup))
         word = "gains" if top.faster else "may gain" if top.speedup > 1 else "does not gain"
         parts.append(f"conv {word} ({top.text} on {top.devices} devices at batch {top.batch})")
     holding, told = sum(claim.holds is True for claim in judged), sum(claim.holds is not None for claim in judged)
-    on = next(iter(here.values())).machine
-    return f"Found on {on}: {' and '.join(parts)}; {holding} of the study's {told} findings that can be told here hold"
+    found = " and ".join(parts) or "no cell on several devices can be compared with one device yet"
+    hold = f"; {holding} of the study's {told} findings that can be told here {'hold' if holding != 1 else 'holds'}"
+    return f"Found on {next(iter(here.values())).machine}: {found}{hold if told else ''}"

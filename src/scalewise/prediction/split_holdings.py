@@ -179,26 +179,23 @@ def _in_parts(whole: int, made: Made, at: int, shares: Sequence[float], own: _Sh
 
 def held_of_shards(run: Run, layers: Layers) -> Held:
     """A unit's weights are gathered while it works: first in one piece, then as they are. In backward the next unit's
-    piece is there already, and gradients are made, and laid out to be sent, before any shard of them is left; those of
-    the unit before are there until the next are sent."""
+    piece is there already, and gradients are made, and laid out to be sent, before any shard of them is left."""
     sizes: dict[str, int] = {}
     units = [next(iter(units_of([f"{layer.module}.weight"])), "") for layer in layers]
     for unit, layer in zip(units, layers, strict=True):
         sizes[unit] = sizes.get(unit, 0) + sum(layer.parameters)
     gathered = {unit: size for unit, size in sizes.items() if size}
     before = {following: unit for unit, following in pairwise(gathered)}
-    behind = dict(pairwise(gathered))
     last = gathered[next(reversed(gathered))] if gathered else 0
     own = []
     for unit, layer in zip(units, layers, strict=True):
         here, ahead = gathered.get(unit, 0), gathered.get(before.get(unit, ""), 0)
-        sent = gathered.get(behind.get(unit, ""), 0)
         own.append(
             replace(
                 layer,
                 parameters=tuple(-(-size // run.devices) for size in layer.parameters),
                 forward_bytes=layer.forward_bytes + (2 * here + ahead if here else last),
-                backward_bytes=layer.backward_bytes + (2 * here + ahead + sent if here else last),
+                backward_bytes=layer.backward_bytes + (2 * here + ahead if here else last),
             )
         )
     return Held(tuple(own), run.inputs(run.share))

@@ -25,6 +25,8 @@ from scalewise.workloads.footprint import footprint_of
 from scalewise.workloads.layer_memory import layers_of
 from scalewise.workloads.workload import Workload
 
+FRAGMENTS = 1.1
+"""Times what is in use a GPU's allocator may have reserved, which is what a limit is about."""
 MORE_DEVICES = (2, 4, 8)
 """Tried where a model is spread over too few."""
 
@@ -124,8 +126,9 @@ class _Planner:
                     continue
                 memory, room = self.peak(strategy, devices, self.request.settings.batch), self.room_bytes(devices)
                 if memory and room:
-                    yield Candidate(name, devices, memory.total, memory.total <= room, self._where(devices))
-                    if memory.total <= room:
+                    fits = memory.total * (FRAGMENTS if self.on_gpu else 1) <= room
+                    yield Candidate(name, devices, memory.total, fits, self._where(devices))
+                    if fits:
                         break
 
     def peak(self, strategy: Strategy, devices: int, batch: int) -> Memory | None:
