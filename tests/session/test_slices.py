@@ -11,9 +11,10 @@ import torch
 
 from scalewise.errors import UserError
 from scalewise.session.failure import RankFailed
+from scalewise.session.hardware import device_name
 from scalewise.session.placement import Placement
 from scalewise.session.session import Session
-from scalewise.session.slices import slices
+from scalewise.session.slices import SHARE, slices
 from tests.session import tasks
 
 HAS_MPS = shutil.which("nvidia-cuda-mps-control") is not None
@@ -60,3 +61,12 @@ def test_a_slice_that_is_killed_is_named() -> None:
         pytest.raises(RankFailed, match=r"^rank 1 was killed \(signal 9\)$"),
     ):
         session.run(tasks.fail_on, 1, "kill")
+
+
+def test_a_slice_is_called_by_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    names = []
+    for share in ("25", "100", None):
+        monkeypatch.delenv(SHARE, raising=False) if share is None else monkeypatch.setenv(SHARE, share)
+        names.append(device_name(torch.device("cuda:0")))
+    assert names == ["25 % of NVIDIA H200", "NVIDIA H200", "NVIDIA H200"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import scalewise
+from scalewise.errors import UserError
 from scalewise.prediction.footprint import footprint_of
 from scalewise.results.profile import StepCost
 from scalewise.training.loop import Outcome
@@ -132,3 +135,23 @@ def test_the_time_that_known_batches_took_counts(slow: list[int]) -> None:
 def test_more_samples_than_there_are_are_left_out_within_a_time() -> None:
     document = scalewise.profile(tiny.float32(), batch=[8, 64], device_kind="cpu", seconds=1000).document
     assert [step.batch for step in document.steps] == [8]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="has a GPU to cut")
+def test_a_slice_is_never_profiled_on_something_else() -> None:
+    with pytest.raises(UserError, match="slices need a CUDA device and this machine has none"):
+        scalewise.profile(TINY, batch=[2], device_kind="slice", slice_percent=25)
+    with pytest.raises(UserError, match="a slice percentage means nothing with --device-kind cpu"):
+        scalewise.profile(TINY, batch=[2], device_kind="cpu", slice_percent=25)
+    with pytest.raises(UserError, match="a slice has a process of its own; name 'float32'"):
+        scalewise.profile(tiny.float32(), batch=[2], device_kind="slice")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() == 0 or shutil.which("nvidia-cuda-mps-control") is None, reason="no MPS")
+def test_a_slice_is_profiled_with_its_share_of_the_gpu() -> None:
+    seen: list[StepCost] = []
+    document = scalewise.profile(
+        TINY, batch=[2, 4], device_kind="slice", slice_percent=25, execution="eager", on_batch=seen.append
+    ).document
+    assert document.device == f"25 % of {torch.cuda.get_device_name(0)}"
+    assert [step.batch for step in document.steps] == [step.batch for step in seen] == [2, 4]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
 import torch
+
+from scalewise.session.slices import SHARE
 
 
 def cpu_name() -> str:
@@ -20,7 +23,8 @@ def cpu_name() -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """'NVIDIA H200', or one core of a named CPU."""
+    """'NVIDIA H200', '25 % of NVIDIA H200' where this process is a slice of it, or one core of a named CPU."""
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        share = os.environ.get(SHARE, "100")
+        return ("" if share == "100" else f"{share} % of ") + torch.cuda.get_device_name(device)
     return f"one core of {cpu_name()}"

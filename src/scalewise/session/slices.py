@@ -14,6 +14,7 @@ from pathlib import Path
 from scalewise.errors import RunFailed, UserError
 from scalewise.session.janitor import afterwards
 
+SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _CONTROL = "nvidia-cuda-mps-control"
 _START_SECONDS = 20
 
@@ -39,7 +40,7 @@ def slices(devices: int, percent: int | None) -> Iterator[dict[str, str]]:
         _start(control, mps, folder)
         share = 100 // devices if percent is None else percent
         # The daemon was shown one GPU, which is therefore number 0 to everyone behind it.
-        yield mps | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share), "CUDA_VISIBLE_DEVICES": "0"}
+        yield mps | {SHARE: str(share), "CUDA_VISIBLE_DEVICES": "0"}
 
 
 def _start(control: str, mps: dict[str, str], folder: Path) -> None:

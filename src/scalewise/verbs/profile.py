@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy
 import torch
@@ -19,6 +20,8 @@ from scalewise.results.profile import Profile, ProfileDocument, StepCost
 from scalewise.session.hardware import device_name
 from scalewise.session.inprocess import InProcess
 from scalewise.session.placement import Placement
+from scalewise.session.session import Session
+from scalewise.session.worker import Worker
 from scalewise.step.settings import Execution, Precision, Settings
 from scalewise.training.loop import Outcome
 from scalewise.verbs.describe import Description, describe
@@ -34,6 +37,7 @@ def profile(
     *,
     batch: Sequence[int] = (10, 20, 50, 100),
     device_kind: str = "auto",
+    slice_percent: int | None = None,
     precision: Precision = "fp32",
     execution: Execution = "auto",
     load: str = "auto",
@@ -47,6 +51,8 @@ def profile(
 ) -> Profile:
     """Time load, forward, backward and update on one device at each batch, and when gradients are ready.
 
+    The device is a core, a GPU, or a share of one: `device_kind="slice", slice_percent=25`.
+
     Within about `seconds`, batches that would take longer, or than there are samples for, are left out. `cached`: what
     was timed before with the same workload, device and versions is not timed again.
 
@@ -57,9 +63,24 @@ def profile(
         raise UserError("--batch is empty; give one or more sizes, as in --batch 10,20,50")
     settings = Settings(sizes[0], None, 1, precision=precision, execution=execution, load=load)
     settings.check()
+    placement = Placement(1, device_kind, slice_percent=slice_percent)
+    if device_kind == "slice":
+        asked = {
+            "batch": sizes,
+            "precision": precision,
+            "execution": execution,
+            "load": load,
+            "data": data,
+            "samples": samples,
+            "input_shape": input_shape,
+            "classes": classes,
+            "seconds": seconds,
+            "cached": cached,
+        }
+        return _of_slice(placement, workload, asked, on_batch)
     found = resolve(workload, input_shape, classes) if isinstance(workload, str) else workload
     described = describe(found)
-    with InProcess(Placement(1, device_kind)) as session:
+    with InProcess(placement) as session:
         kept = Cached(
             workload if isinstance(workload, str) else None,
             described,
@@ -95,6 +116,25 @@ def profile(
         document = _document(described, device_name(session.device), outcomes[-1], known, precision)
     kept.write(document)
     return Profile(document)
+
+
+def _of_slice(
+    placement: Placement,
+    workload: str | Workload,
+    asked: dict[str, Any],
+    on_batch: Callable[[StepCost], None] | None,
+) -> Profile:
+    """In a process of its own, which has its share of the GPU from birth. Its siblings are not there."""
+    if not isinstance(workload, str):
+        raise UserError(f"a slice has a process of its own; name '{workload.name}' as FILE.py:FUNCTION")
+    with Session(placement) as session:
+        [made] = session.run(_profile, workload, asked, on_report=lambda _, cost: on_batch(cost) if on_batch else None)
+    return Profile(*made)
+
+
+def _profile(worker: Worker, workload: str | Workload, asked: dict[str, Any]) -> tuple[ProfileDocument, str]:
+    made = profile(workload, device_kind="cuda", on_batch=worker.report, **asked)
+    return made.document, made.note
 
 
 def _missing(sizes: Sequence[int], known: Sequence[StepCost]) -> list[int]:

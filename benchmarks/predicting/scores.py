@@ -1,0 +1,97 @@
+"""How far predictions were off, as numbers and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from predicting.cells import ALONE, Cell
+from scalewise.results.units import seconds_text
+
+Scores = dict[str, float | int | None]
+
+
+def scores(cells: Sequence[Cell]) -> Scores:
+    errors = sorted(100 * abs(cell.error) for cell in cells)
+    choked = [cell for cell in cells if cell.choked]
+    alarms = [cell for cell in cells if cell.foreseen_choke]
+    right = [cell for cell in choked if cell.foreseen_choke]
+    return {
+        "cells": len(cells),
+        "median_error_percent": median(errors),
+        "p90_error_percent": errors[min(len(errors) - 1, int(0.9 * len(errors)))],
+        "worst_error_percent": errors[-1],
+        "bias_percent": 100 * median(cell.error for cell in cells),
+        "choking": len(choked),
+        "choke_recall_percent": 100 * len(right) / len(choked) if choked else None,
+        "false_alarm_percent": 100 * (len(alarms) - len(right)) / len(alarms) if alarms else None,
+        "inside_interval_percent": 100 * sum(cell.holds for cell in cells) / len(cells),
+    }
+
+
+def scored(cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.strategy != ALONE]
+
+
+def show(cells: Sequence[Cell]) -> None:
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
+    for title in ("workload", "strategy", "link"):
+        table.add_column(title, no_wrap=True)
+    for title in ("devices", "batch", "predicted", "90 %", "measured", "error", "one device", "choke"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for cell in cells:
+        table.add_row(
+            cell.workload,
+            cell.strategy,
+            cell.link,
+            str(cell.devices),
+            str(cell.batch),
+            seconds_text(cell.predicted),
+            f"{seconds_text(cell.low)} - {seconds_text(cell.high)}" + ("" if cell.holds else " !"),
+            seconds_text(cell.measured),
+            f"{100 * cell.error:+.0f} %",
+            seconds_text(cell.alone_measured),
+            {(True, True): "foreseen", (True, False): "missed", (False, True): "false alarm"}.get(
+                (cell.choked, cell.foreseen_choke), ""
+            ),
+        )
+    Console(width=150, highlight=False).print(table)
+
+
+def show_scores(middle: Sequence[Cell], undisturbed: Sequence[Cell]) -> None:
+    """The headline is the median block; what disturbs is left out in one line below it, and said to be."""
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for title in ("cells", "median", "90 %", "worst", "bias", "choking", "foreseen", "false alarms", "inside"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, members in _groups(middle, undisturbed).items():
+        if members:
+            table.add_row(name, *_texts(scores(members)))
+    Console(width=140, highlight=False).print(table)
+
+
+def _groups(middle: Sequence[Cell], undisturbed: Sequence[Cell]) -> dict[str, list[Cell]]:
+    cells = scored(middle)
+    groups = {"all, the median block": cells, "all, the block a third up": scored(undisturbed)}
+    for key in ("workload", "strategy", "link", "devices"):
+        values = dict.fromkeys(getattr(cell, key) for cell in cells)
+        for value in values if len(values) > 1 else ():
+            name = f"{value} devices" if key == "devices" else str(value)
+            groups[name] = [cell for cell in cells if getattr(cell, key) == value]
+    groups["(one device)"] = [cell for cell in middle if cell.strategy == ALONE]
+    return groups
+
+
+def _texts(found: Scores) -> list[str]:
+    errors = ("median_error_percent", "p90_error_percent", "worst_error_percent")
+    rates = ("choke_recall_percent", "false_alarm_percent", "inside_interval_percent")
+    return [
+        str(found["cells"]),
+        *(f"{found[key]:.1f} %" for key in errors),
+        f"{found['bias_percent']:+.0f} %",
+        str(found["choking"]),
+        *("-" if found[key] is None else f"{found[key]:.0f} %" for key in rates),
+    ]
