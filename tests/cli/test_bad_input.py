@@ -28,6 +28,11 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
         "train linear --strategy mirrored:buckets=3",
         ["unknown option of mirrored 'buckets'", "bucket_MB"],
     ),
+    "a command misspelt": ("lst workloads", ["no such command 'lst' (did you mean 'list'?); see scalewise --help"]),
+    "a flag misspelt": (
+        "train linear --bacth 3",
+        ["no such option: --bacth (did you mean --batch, --data?); see scalewise train --help"],
+    ),
     "no such device kind": ("train linear --device-kind gpu", ["'gpu'", "'auto', 'cpu', 'cuda', 'slice'"]),
     "a kind of device for an experiment that chooses its own": (
         "reproduce stevens --out here --device-kind cpu",
