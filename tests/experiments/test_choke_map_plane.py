@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from scalewise.experiments.choke_map_figure import beyond, clipped, edges, limits, mark, shade
-from scalewise.experiments.choke_map_plane import Spot, border, explained_by_ratio, words
+from scalewise.experiments.choke_map_plane import Spot, beside_the_study, border, explained_by_ratio, words
 
 
 def test_the_border_is_where_two_devices_take_as_long_as_one() -> None:
@@ -31,11 +31,28 @@ def test_the_map_is_told_in_words() -> None:
     spots = [Spot(1_000_000, 100_000_000, 0.5), Spot(1_000_000, 10_000_000_000, 2.0)]
     told = words(spots, 8)
     assert told[0] == (
-        "1 of 2 models gain from a second device at batch 8: from 2.00x (1 M parameters, 10 G flops) "
+        "1 of 2 models gains from a second device at batch 8: from 2.00x (1 M parameters, 10 G flops) "
         "down to 0.50x (1 M parameters, 100 M flops)"
     )
-    assert told[1].endswith("1e+03 at 1 M parameters")
+    assert told[1].endswith("1,000 at 1 M parameters")
     assert "puts 100% of the pairs" in told[2]
+
+
+def test_the_studys_models_are_judged_by_the_nearest_one() -> None:
+    known = {"linear": (12_000_000, 24_000_000), "conv": (376_000, 1_170_000_000)}
+    near_linear, near_conv = Spot(10**7, 3 * 10**7, 0.2), Spot(300_000, 10**9, 1.8)
+    assert beside_the_study([near_linear, near_conv], known) == [
+        "the model nearest to linear (10 M parameters, 30 M flops) is at 0.20x: chokes, as linear does in the study",
+        "the model nearest to conv (300 k parameters, 1 G flops) is at 1.80x: gains, as conv does in the study",
+    ]
+    other = [Spot(10**7, 3 * 10**7, 1.4), Spot(300_000, 10**8, 1.8)]
+    assert beside_the_study(other, known) == [
+        "the model nearest to linear (10 M parameters, 30 M flops) is at 1.40x: gains, where linear chokes in the "
+        "study",
+        "conv lies beyond the map: no model near it was timed",
+    ]
+    [noisy, _] = beside_the_study([Spot(10**7, 3 * 10**7, 0.9, certain=False)], known)
+    assert noisy.endswith("is at 0.90x: too noisy to tell")
 
 
 def test_even_is_the_middle_of_the_colours() -> None:
@@ -75,7 +92,7 @@ def test_tiles_meet_half_way_on_a_logarithmic_axis() -> None:
 def test_what_is_too_noisy_is_in_no_headline() -> None:
     spots = [Spot(1000, 100, 0.01, certain=False), Spot(1000, 1000, 0.5), Spot(1000, 10_000, 2.0)]
     [first, *_] = words(spots, 8)
-    assert first.startswith("1 of 2 models gain from a second device at batch 8: from 2.00x")
+    assert first.startswith("1 of 2 models gains from a second device at batch 8: from 2.00x")
     assert first.endswith("down to 0.50x (1 k parameters, 1 k flops); of 1 more it cannot be told")
     assert words(spots[:1], 8) == [
         "of none of 1 models it can be told whether it gains from a second device: too noisy"

@@ -16,7 +16,9 @@ from scalewise.experiments.gpu_vs_cpu_words import (
     busy_words,
     convolution_words,
     free_words,
+    headline,
     moving_words,
+    survey_claims,
 )
 
 
@@ -45,6 +47,31 @@ def test_ratios_of_gpu_and_cpu_are_told() -> None:
         {1: 0.2, 20: 1.0}, {1: 0.1, 20: 0.1}
     )
     assert free_words({"cpu": 15.5, "gpu": 1.0}, 16).endswith("on the GPU 1.0: 15.0 are left free")
+
+
+def test_the_surveys_claims_are_judged_by_the_numbers() -> None:
+    GBps, busy = {"cpu": 20.0, "gpu": 400.0}, {"cpu": 15.0, "gpu": 1.0}
+    small = [task(16, 1e-6, 1e-5, 1e-5), task(1024, 1e-2, 1e-3, 1e-4)]
+    claims = survey_claims(GBps, {"cpu": {1: 0.2, 20: 1.0}, "gpu": {1: 0.1, 20: 0.1}}, small, busy, 16)
+    assert [claim.holds for claim in claims] == [True] * 4
+    assert headline("a machine", claims).startswith("Found on a machine: 4 of the survey's 4 claims about GPUs hold; ")
+    slow = survey_claims(
+        {"cpu": 20.0, "gpu": 10.0},
+        {"cpu": {1: 0.2, 20: 1.0}, "gpu": {1: 0.1, 20: 0.5}},
+        small[1:],
+        {**busy, "gpu": 9},
+        16,
+    )
+    assert [claim.holds for claim in slow] == [False] * 4
+
+
+def test_without_a_gpu_none_of_the_surveys_claims_can_be_told() -> None:
+    claims = survey_claims({"cpu": 20.0}, {"cpu": {1: 0.2, 20: 1.0}}, [task(16, 1e-6, None, None)], {"cpu": 1.9}, 2)
+    assert [claim.verdict for claim in claims] == ["cannot be told"] * 4
+    assert headline("a machine", claims) == (
+        "Found on a machine, without a GPU: memory: the CPU copies at 20 GB/s (read and written); convolution layer: "
+        "the CPU trains it at 5 clips/s at batch 1 and 20 clips/s at batch 20"
+    )
 
 
 def test_times_that_do_not_grow_with_the_work_are_told() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from scalewise.experiments.remarks import load_remarks, not_begun_remarks
+from scalewise.experiments.remarks import load_remarks, not_begun_remarks, roughness
+from tests.findings.test_series import measured
 
 
 def test_other_load_is_remarked_on() -> None:
@@ -14,3 +15,21 @@ def test_cells_that_were_not_begun_are_counted() -> None:
     assert not_begun_remarks(0) == []
     assert not_begun_remarks(1)[0].startswith("1 cell was not begun")
     assert not_begun_remarks(3)[0].startswith("3 cells were not begun")
+
+
+def test_a_verdict_on_a_quiet_machine_with_all_cells_is_not_called_rough() -> None:
+    assert roughness(0.2, 2, [measured("single", 1, 10), measured("mirrored", 2, 10)]) == ""
+
+
+def test_a_verdict_says_why_it_is_rough() -> None:
+    cells = [
+        measured("single", 1, 10, flags=["interval-not-reached"]),
+        measured("mirrored", 2, 10, flags=["interval-not-reached", "drift"]),
+        measured("mirrored", 2, 20),
+        measured("mirrored", 2, 50, status="oom", reason="rank 1: out of memory", step_seconds=None),
+    ]
+    assert roughness(2.14, 2, cells, not_begun=2) == (
+        "; rough, because the machine was busy (load 2.1 on 2 cores), 3 of 6 cells have no time, 2 of 3 cells did not "
+        "reach their interval in the time given and the machine's speed moved during 1 of them"
+    )
+    assert roughness(0.0, 2, cells[2:3], not_begun=1) == "; rough, because 1 of 2 cells have no time"

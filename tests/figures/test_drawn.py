@@ -31,6 +31,7 @@ def test_the_line_chart_has_a_line_per_gpu_count_and_is_labelled_with_machine_an
     study: dict[str, Series],
 ) -> None:
     figure = draw_epochs(study["conv"])
+    assert figure
     [axes] = figure.axes
     lines = [line for line in axes.lines if str(line.get_label()).endswith(("device", "devices"))]
     assert [line.get_label() for line in lines] == ["1 device", "2 devices", "3 devices", "4 devices"]
@@ -51,8 +52,14 @@ def test_the_bars_are_four_panels_and_those_that_choke_have_another_colour(study
 
 def test_what_the_cells_do_not_show_is_not_drawn() -> None:
     lone = Series("m", "single", (Cell(1, 10, 100, 1.0),))
-    assert [draw(lone) for draw in (draw_bars, draw_speedups, draw_scaling, draw_transfer)] == [None] * 4
+    assert [draw(lone) for draw in (draw_epochs, draw_bars, draw_speedups, draw_scaling, draw_transfer)] == [None] * 5
     assert draw_phases([lone]) is None
+
+
+def test_no_line_is_drawn_through_fewer_than_three_amounts_of_transfer() -> None:
+    cells = [Cell(2, batch, 100, 1.0, bytes_per_step=1000) for batch in (10, 20, 40)]
+    drawn = [draw_transfer(Series("m", "mirrored", tuple(cells[:count]))) is not None for count in (1, 2, 3)]
+    assert drawn == [False, False, True]
 
 
 @pytest.mark.parametrize("epochs", [(3.0, 2.0, 1.5), (4.0, 1.0, 3.0), (2.0, 0.9, 0.3)])

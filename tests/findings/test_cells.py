@@ -75,6 +75,28 @@ def test_a_difference_within_the_noise_neither_chokes_nor_gains() -> None:
     assert [(each.slower, each.faster) for each in speedups(series(*cells))] == [(False, False)]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "sentence"),
+    [
+        (2.5, "the one cell on several devices takes 2.5 times as long as one device (2 devices at batch 10)"),
+        (0.5, "the one cell on several devices is faster than one device"),
+        (1.0, "the one cell on several devices is not surely faster or slower than one device"),
+    ],
+)
+def test_one_cell_is_not_spoken_of_as_many(seconds: float, sentence: str) -> None:
+    found = chokes(series(*line(1, {10: 1.0}), *line(2, {10: seconds})))
+    assert found
+    assert found.sentence == sentence
+
+
+def test_one_choking_cell_of_several_is_one() -> None:
+    found = chokes(series(*line(1, {10: 1.0, 20: 1.0}), *line(2, {10: 2.0, 20: 0.5})))
+    assert found
+    assert found.sentence == (
+        "1 of 2 cells chokes: it takes 2.0 times as long as one device, worst on 2 devices at batch 10; 1 is faster"
+    )
+
+
 def test_a_device_whose_largest_batch_is_the_fastest_is_not_saturated() -> None:
     found = saturation(series(*line(1, {10: 4, 20: 2, 40: 1})))
     assert found

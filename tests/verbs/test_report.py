@@ -62,6 +62,12 @@ def test_cells_without_a_time_and_flags_are_told(tmp_path: Path) -> None:
     assert result.findings[0] in (tmp_path / "findings.md").read_text()
 
 
+def test_a_section_without_findings_says_why(tmp_path: Path) -> None:
+    result = report(stored(tmp_path, HERE, [measured("single", 1, 10)]))
+    assert result.figures == []
+    assert "Timed on 1 device at batch 10 only: nothing to compare" in (tmp_path / "findings.md").read_text()
+
+
 def test_a_folder_without_measurements_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no measurements in .*/nowhere: there is no measurements\.jsonl"):
         report(tmp_path / "nowhere")

@@ -91,13 +91,25 @@ def swept(
 def test_cells_take_turns(tmp_path: Path) -> None:
     machine = MadeUpMachine()
     found, _ = swept(tmp_path, machine, task_of(10), task_of(100))
-    assert machine.visits == [10, 100, 10, 100, 10, 100]
+    assert machine.visits == [10, 100] * 4
     assert {each.batch: each.step_seconds.median for each in found if each.step_seconds} == {
         10: pytest.approx(0.01, rel=0.01),
         100: pytest.approx(0.1, rel=0.01),
     }
     assert [each.flags for each in found] == [[], []]
     assert [each.epoch_seconds for each in found] == [pytest.approx(1.0, rel=0.01)] * 2
+
+
+def test_the_first_visit_to_a_cell_does_not_count(tmp_path: Path) -> None:
+    """Fresh ranks touch memory for the first time."""
+    machine = MadeUpMachine()
+    machine.pace = lambda _: 1.5 if len(machine.visits) == 1 else 1.0
+    [found], _ = swept(tmp_path, machine, task_of(100))
+    assert found.flags == []
+    assert found.step_seconds is not None
+    assert found.step_seconds.high < 0.102
+    assert found.epoch_seconds == pytest.approx(1.0, rel=0.01)
+    assert found.phases == pytest.approx({"forward": found.step_seconds.median})
 
 
 def test_a_reference_is_timed_between_rounds(tmp_path: Path) -> None:
@@ -132,10 +144,10 @@ def test_cells_are_recorded_as_they_end_not_at_the_end(tmp_path: Path) -> None:
     swept(
         tmp_path,
         machine,
-        *map(task_of, (1, 2, 4, 5, 8, 10, 20, 25, 40, 50, 100, 125, 200)),
+        *map(task_of, (1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 40, 50, 64, 80, 100, 125, 160, 200)),
         on_cell=lambda each: recorded.append((each.batch, len(machine.visits))),
     )
-    assert len(recorded) == 13
+    assert len(recorded) == 18
     assert recorded[0][1] < len(machine.visits) / 2
 
 

@@ -13,8 +13,8 @@ import psutil
 from scalewise.atomic import write_atomically
 from scalewise.errors import RunFailed
 from scalewise.experiments.choke_map_figure import draw_map
-from scalewise.experiments.choke_map_plane import Spot, words
-from scalewise.experiments.remarks import load_remarks, not_begun_remarks
+from scalewise.experiments.choke_map_plane import Spot, beside_the_study, short, words
+from scalewise.experiments.remarks import load_remarks, not_begun_remarks, roughness
 from scalewise.findings.cell import Series
 from scalewise.findings.series import series_of
 from scalewise.findings.speedup import speedups
@@ -37,7 +37,7 @@ KNOWN_MODELS = ("linear", "conv", "unet", "transformer")
 
 def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult:
     """About a minute if quick, most of an hour if not. A folder with measurements is gone on with."""
-    loaded = load_remarks(psutil.getloadavg()[0], len(allowed_cores()))
+    load, cores = psutil.getloadavg()[0], len(allowed_cores())
     sizes, computes = (QUICK_PARAMETERS, QUICK_FLOPS) if quick else (PARAMETERS, FLOPS)
     tell(f"{len(sizes) * len(computes)} synthetic models on one device and on two, batch {BATCH} ...")
     result = measure(
@@ -57,8 +57,9 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
     spots = spots_of(series)
     if not spots:
         raise RunFailed(f"no model was timed both on one device and on {DEVICES}; see {out / 'measurements.jsonl'}")
-    remarks = [*loaded, *not_begun_remarks(result.not_begun), *remarks_on(result.measurements)]
-    return conclude(out, spots, series[0].machine, remarks, len(result.failed))
+    rough = roughness(load, cores, result.measurements, result.not_begun)
+    remarks = [*load_remarks(load, cores), *not_begun_remarks(result.not_begun), *remarks_on(result.measurements)]
+    return conclude(out, spots, series[0].machine, remarks, len(result.failed), rough)
 
 
 def name_of(parameters: int, flops: int) -> str:
@@ -78,12 +79,17 @@ def spots_of(series: Sequence[Series]) -> list[Spot]:
 
 
 def conclude(
-    out: Path, spots: Sequence[Spot], machine: str, remarks: Sequence[str] = (), failed: int = 0
+    out: Path,
+    spots: Sequence[Spot],
+    machine: str,
+    remarks: Sequence[str] = (),
+    failed: int = 0,
+    rough: str = "",
 ) -> ExperimentResult:
-    """The map and what it shows."""
+    """The map and what it shows; `rough` ends the verdict."""
     described = {name: describe(name) for name in KNOWN_MODELS}
     marked = {name: (each.parameters, each.flops_per_sample) for name, each in described.items()}
-    found = words(spots, BATCH)
+    found = [*words(spots, BATCH), *beside_the_study(spots, marked)]
     title = f"Who gains from a second device ({STRATEGY}, global batch {BATCH})"
     subtitle = (
         "Tiles: synthetic models (?: too noisy to tell). Stars: the study's and the built-in ones. "
@@ -95,12 +101,12 @@ def conclude(
     result = ExperimentResult(
         "choke-map",
         [*found, *remarks],
-        ["parameters", *(f"{flops:.0e} flops" for flops in computes)],
+        ["parameters", *(f"{short(flops)} flops" for flops in computes)],
         [_row(parameters, computes, spots) for parameters in sorted({spot.parameters for spot in spots})],
         figures,
         [page, numbers],
         {"spots": [asdict(spot) for spot in spots], "known_models": marked, "batch": BATCH, "strategy": STRATEGY},
-        headline=f"Found on {machine}: {found[0]}",
+        headline=f"Found on {machine}: {found[0]}{rough}",
         failed=failed,
     )
     write_atomically(numbers, json.dumps(result.to_json(), indent=2).encode())
@@ -111,4 +117,4 @@ def conclude(
 def _row(parameters: int, computes: Sequence[int], spots: Sequence[Spot]) -> list[str]:
     known = {spot.flops: spot for spot in spots if spot.parameters == parameters}
     texts = {flops: f"{spot.speedup:.2f}x{'' if spot.certain else ' ?'}" for flops, spot in known.items()}
-    return [f"{parameters:.0e}", *(texts.get(flops, "-") for flops in computes)]
+    return [short(parameters), *(texts.get(flops, "-") for flops in computes)]

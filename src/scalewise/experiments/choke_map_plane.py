@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+STUDIED = {"linear": False, "conv": True}
+"""The study's models, and whether they gained from a second device there."""
+NEAR_DECADES = 0.5
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,19 @@ def words(spots: Sequence[Spot], batch: int) -> list[str]:
         return [f"of none of {len(spots)} models it can be told whether it gains from a second device: too noisy"]
     gaining = [spot for spot in told if spot.speedup >= 1]
     best, worst = max(told, key=lambda spot: spot.speedup), min(told, key=lambda spot: spot.speedup)
+    gain = "gains" if len(gaining) == 1 else "gain"
     found = [
-        f"{len(gaining)} of {len(told)} models gain from a second device at batch {batch}: from {best.speedup:.2f}x "
-        f"({_model(best)}) down to {worst.speedup:.2f}x ({_model(worst)})"
+        f"{len(gaining)} of {len(told)} models {gain} from a second device at batch {batch}: from "
+        f"{best.speedup:.2f}x ({_model(best)}) down to {worst.speedup:.2f}x ({_model(worst)})"
     ]
     if len(told) < len(spots):
         found[0] += f"; of {len(spots) - len(told)} more it cannot be told"
     spots = told
     crossings = {parameters: flops / parameters for parameters, flops in border(spots).items()}
     if crossings:
-        each = ", ".join(f"{ratio:.3g} at {short(parameters)} parameters" for parameters, ratio in crossings.items())
+        each = ", ".join(
+            f"{_ratio(ratio)} at {short(parameters)} parameters" for parameters, ratio in crossings.items()
+        )
         found.append(f"a second device pays above so many flops per sample and parameter: {each}")
     share = explained_by_ratio(spots)
     if not math.isnan(share):
@@ -81,6 +88,34 @@ def words(spots: Sequence[Spot], batch: int) -> list[str]:
             "choking model in the right order"
         )
     return found
+
+
+def _ratio(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def beside_the_study(spots: Sequence[Spot], known: Mapping[str, tuple[int, int]]) -> list[str]:
+    """The study's two models by what the nearest synthetic one does: `known` gives parameters and flops per sample."""
+    said = []
+    for name, gained in STUDIED.items():
+        place = known[name]
+        nearest = min(spots, key=lambda spot: _decades(spot, place))
+        if _decades(nearest, place) > NEAR_DECADES:
+            said.append(f"{name} lies beyond the map: no model near it was timed")
+            continue
+        if not nearest.certain:
+            verdict = "too noisy to tell"
+        elif (nearest.speedup >= 1) == gained:
+            verdict = f"{'gains' if gained else 'chokes'}, as {name} does in the study"
+        else:
+            verdict = f"{'chokes' if gained else 'gains'}, where {name} {'gains' if gained else 'chokes'} in the study"
+        said.append(f"the model nearest to {name} ({_model(nearest)}) is at {nearest.speedup:.2f}x: {verdict}")
+    return said
+
+
+def _decades(spot: Spot, place: tuple[int, int]) -> float:
+    """How far a model is from a place, along the axis where that is further."""
+    return max(abs(math.log10(spot.parameters / place[0])), abs(math.log10(spot.flops / place[1])))
 
 
 def _model(spot: Spot) -> str:

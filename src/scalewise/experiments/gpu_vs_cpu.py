@@ -16,9 +16,9 @@ from scalewise.experiments.gpu_vs_cpu_probes import CPU, Task, convolution_secon
 from scalewise.experiments.gpu_vs_cpu_words import (
     bandwidth_words,
     busy_words,
-    convolution_words,
-    free_words,
+    headline,
     moving_words,
+    survey_claims,
 )
 from scalewise.experiments.remarks import load_remarks
 from scalewise.results.experiment import ExperimentResult
@@ -57,15 +57,13 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
     moved = tasks(QUICK_SIZES if quick else SIZES, gpu, budget / 3)
     tell("cores busy while a layer trains ...")
     busy = {name: cores_busy(device, BUSY_BATCH, 1.0 if quick else 10.0) for name, device in devices.items()}
+    claims = survey_claims(GBps, convolution, moved, busy, cores)
     result = ExperimentResult(
         "gpu-vs-cpu",
         [
             *([] if gpu else [NO_GPU]),
-            bandwidth_words(GBps),
-            convolution_words(convolution["cpu"], convolution.get("gpu", {})),
-            moving_words(moved, "product"),
+            *(f"the survey: {claim.statement}: {claim.verdict} ({claim.here})" for claim in claims),
             moving_words(moved, "sum"),
-            free_words(busy, cores),
             *busy_words(moved),
             *loaded,
         ],
@@ -80,7 +78,9 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
             "tasks": [asdict(task) | {"worth_moving": task.worth_moving} for task in moved],
             "cores_busy": busy,
             "cores": cores,
+            "claims": [{**vars(claim), "verdict": claim.verdict} for claim in claims],
         },
+        headline=headline(machine, claims),
     )
     write_atomically(out / "gpu-vs-cpu.json", json.dumps(result.to_json(), indent=2).encode())
     write_atomically(out / "findings.md", result.to_markdown().encode())

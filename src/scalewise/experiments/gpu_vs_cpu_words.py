@@ -5,10 +5,50 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from scalewise.experiments.gpu_vs_cpu_probes import Task
+from scalewise.experiments.stevens_claims import Claim
 from scalewise.results.units import seconds_text
 
 MUCH_LARGER, NOTICEABLE_SECONDS = 4, 0.001
 """Times the rows, so 64 times the work; less than a millisecond may be the call itself."""
+
+TELLABLE = 0.05
+"""A lead that grows by less does not."""
+
+
+def survey_claims(
+    GBps: Mapping[str, float],
+    convolution: Mapping[str, Mapping[int, float]],
+    tasks: Sequence[Task],
+    busy: Mapping[str, float],
+    cores: int,
+) -> list[Claim]:
+    """What the survey says of GPUs, judged by the numbers; without a GPU nothing can be told."""
+    cpu, gpu = convolution["cpu"], convolution.get("gpu", {})
+    judged: list[bool | None] = [None] * 4
+    if gpu:
+        leads = [cpu[batch] / gpu[batch] for batch in (min(cpu), max(cpu))]
+        smallest = min((task for task in tasks if task.kind == "product"), key=lambda task: task.size)
+        judged = [
+            GBps["gpu"] > GBps["cpu"],
+            leads[1] > leads[0] * (1 + TELLABLE),
+            not smallest.worth_moving,
+            busy["gpu"] < busy["cpu"] / 2,
+        ]
+    told = (
+        ("GPUs are faster also because of bandwidth", bandwidth_words(GBps)),
+        ("a GPU's lead on a convolution layer grows with the batch", convolution_words(cpu, gpu)),
+        ("a small task costs more to move than it saves", moving_words(tasks, "product")),
+        ("a GPU leaves the CPU to other tasks", free_words(busy, cores)),
+    )
+    return [Claim(says, "", words, holds) for (says, words), holds in zip(told, judged, strict=True)]
+
+
+def headline(machine: str, claims: Sequence[Claim]) -> str:
+    """What was found, in one sentence."""
+    if all(claim.holds is None for claim in claims):
+        return f"Found on {machine}, without a GPU: {claims[0].here}; {claims[1].here}"
+    holding = sum(claim.holds is True for claim in claims)
+    return f"Found on {machine}: {holding} of the survey's {len(claims)} claims about GPUs hold; {claims[1].here}"
 
 
 def bandwidth_words(GBps: Mapping[str, float]) -> str:

@@ -15,7 +15,7 @@ from scalewise.atomic import write_atomically
 from scalewise.data.data import DataRequest
 from scalewise.data.speech import find_speech
 from scalewise.errors import RunFailed
-from scalewise.experiments.remarks import load_remarks, not_begun_remarks
+from scalewise.experiments.remarks import load_remarks, not_begun_remarks, roughness
 from scalewise.experiments.stevens_claims import Claim, claims, headline
 from scalewise.experiments.stevens_figure import draw_comparison
 from scalewise.figures.gallery import draw_all, draw_all_phases
@@ -61,7 +61,8 @@ INTERVAL_PERCENT, QUICK_INTERVAL_PERCENT = 2.0, 5.0
 def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult:
     """Under three minutes if quick, on two cores. A folder with measurements is gone on with."""
     kind, counts, remark = devices_here(quick)
-    remarks = [*([remark] if remark else []), *load_remarks(psutil.getloadavg()[0], len(allowed_cores()))]
+    load, cores = psutil.getloadavg()[0], len(allowed_cores())
+    remarks = [*([remark] if remark else []), *load_remarks(load, cores)]
     for line in remarks:
         tell(line)
     failed = not_begun = 0
@@ -88,11 +89,12 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
         failed += len(result.failed)
         not_begun += result.not_begun
     tell("drawing ...")
-    return conclude(out, [*remarks, *not_begun_remarks(not_begun)], failed)
+    rough = roughness(load, cores, Store.read(out), not_begun)
+    return conclude(out, [*remarks, *not_begun_remarks(not_begun)], failed, rough)
 
 
-def conclude(out: Path, remarks: Sequence[str] = (), failed: int = 0) -> ExperimentResult:
-    """Figures, findings and the comparison with the study, of what a folder holds."""
+def conclude(out: Path, remarks: Sequence[str] = (), failed: int = 0, rough: str = "") -> ExperimentResult:
+    """Figures, findings and the comparison with the study, of what a folder holds; `rough` ends the verdict."""
     measurements, environments = Store.read(out), Store.environments(out)
     series = series_of(measurements, environments)
     here = {each.workload: each for each in series if each.strategy == STUDIED}
@@ -100,7 +102,7 @@ def conclude(out: Path, remarks: Sequence[str] = (), failed: int = 0) -> Experim
         raise RunFailed(f"no cell of {STUDIED} came through; see {out / 'measurements.jsonl'}")
     original = published()
     judged = claims(here, original)
-    found = headline(here, judged)
+    found = headline(here, judged) + rough
     figures = draw_comparison(here, original, "Dashed: published. Below 1 a second device slows training down.", out)
     figures += draw_all(list(here.values()), out) + draw_all_phases(series, out)
     remarks = [*remarks, *remarks_on(measurements)]

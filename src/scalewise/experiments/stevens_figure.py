@@ -31,7 +31,7 @@ def draw_comparison(
         "Speed-up over one device, here and in the study",
         f"{first.machine}, {first.when}; published: {published[workloads[0]].machine}",
         columns=len(workloads),
-        width=max(5.2, 4.5 * len(workloads)),
+        width=max(7.6, 4.5 * len(workloads)),
         when=published[workloads[0]].when,
         subtitle=subtitle,
     )
@@ -53,5 +53,5 @@ def draw_comparison(
     panels[0].set_ylabel("speed-up over one device")
     handles, labels = panels[0].get_legend_handles_labels()
     handles.append(Line2D([], [], color=FAINT, linestyle=(0, (4, 2)), linewidth=1.2, label="published"))
-    figure.legend(handles, [*labels, "published, as many devices"], loc="outside lower left", ncols=4)
+    figure.legend(handles, [*labels, "published, as\nmany devices"], loc="outside right upper")
     return save(figure, out, "stevens-comparison")

@@ -13,8 +13,10 @@ from scalewise.findings.law import inverse_batch_law
 
 
 @styled
-def draw_epochs(series: Series, subtitle: str = "") -> Figure:
-    """Where the inverse-batch law holds its curve is drawn, elsewhere the points are joined."""
+def draw_epochs(series: Series, subtitle: str = "") -> Figure | None:
+    """Where the inverse-batch law holds its curve is drawn, elsewhere the points are joined. None at a lone batch."""
+    if len(series.batches) < 2:
+        return None
     figure, [axes] = new_figure(
         f"{series.workload} under {series.strategy}: seconds per epoch",
         series.machine,

@@ -9,6 +9,8 @@ from scalewise.findings.cell import Series
 from scalewise.findings.line import r_squared_text
 from scalewise.findings.traffic import GB, moving, transfer_fit
 
+FEWEST_AMOUNTS = 3
+
 
 def transfers(series: Series) -> dict[int, list[tuple[float, float]]]:
     """Device count -> (GB per epoch, seconds per epoch), from the largest batch to the smallest."""
@@ -20,9 +22,9 @@ def transfers(series: Series) -> dict[int, list[tuple[float, float]]]:
 
 @styled
 def draw_transfer(series: Series, subtitle: str = "") -> Figure | None:
-    """None where nothing was moved, or nobody counted it."""
+    """None where too little was moved, or nobody counted it: fewer than three amounts say nothing of a line."""
     points = transfers(series)
-    if not points:
+    if len({gigabytes for line in points.values() for gigabytes, _ in line}) < FEWEST_AMOUNTS:
         return None
     figure, [axes] = new_figure(
         f"{series.workload} under {series.strategy}: transfer and epoch time",

@@ -75,6 +75,8 @@ class Chokes(Finding):
 
     @property
     def sentence(self) -> str:
+        if self.cells == 1:
+            return self._of_one_cell
         if not self.choking:
             if self.gaining:
                 return f"no cell of {self.cells} is slower than one device, and {_are(self.gaining)} faster"
@@ -86,9 +88,21 @@ class Chokes(Finding):
         where = f"worst on {worst.devices} devices at batch {worst.batch}"
         if self.never_gains:
             return f"never gains from more devices: all {self.cells} cells take {times} as one device, {where}"
-        chokes = f"{len(self.choking)} of {self.cells} cells choke: they take {times} as one device, {where}"
+        choke = "chokes: it takes" if len(self.choking) == 1 else "choke: they take"
+        chokes = f"{len(self.choking)} of {self.cells} cells {choke} {times} as one device, {where}"
         open_question = f", of {self.undecided} it cannot be told" if self.undecided else ""
         return f"{chokes}; {_are(self.gaining)} faster{open_question}"
+
+    @property
+    def _of_one_cell(self) -> str:
+        if not self.choking:
+            told = "faster" if self.gaining else "not surely faster or slower"
+            return f"the one cell on several devices is {told} than one device"
+        [cell] = self.choking
+        return (
+            f"the one cell on several devices takes {1 / cell.speedup:.1f} times as long as one device "
+            f"({cell.devices} devices at batch {cell.batch})"
+        )
 
 
 def speedups(series: Series) -> list[Speedup]:

@@ -65,6 +65,16 @@ def warm_up_of(step_seconds: Sequence[float], graph: bool = False) -> int:
     return len(step_seconds) // 2
 
 
+def counted(blocks: Sequence[Block]) -> Sequence[Block]:
+    """All but the first, where there are others: it tells how long a step may take, and prepares the ranks.
+
+    Memory that a rank has never had is cleared by the kernel as it is touched, 46 MiB of gradients in 12,000 page
+    faults, and a step's blocks find their places over several steps: the second and third of a fresh pair of ranks
+    take 1.3 times as long as those of the next visit.
+    """
+    return blocks[1:] if len(blocks) > 1 else blocks
+
+
 def interval_of_blocks(blocks: Sequence[Sequence[float]]) -> Interval:
     """The median of all steps, with a 95 % interval that also knows how far blocks differ from each other.
 

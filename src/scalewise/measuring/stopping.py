@@ -6,11 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scalewise.measuring.block import GRAPH_WARM_UP_STEPS, WARM_UP_SECONDS, WARM_UP_STEPS, Block, interval_of_blocks
+from scalewise.measuring.block import (
+    GRAPH_WARM_UP_STEPS,
+    WARM_UP_SECONDS,
+    WARM_UP_STEPS,
+    Block,
+    counted,
+    interval_of_blocks,
+)
 from scalewise.results.statistics import FEWEST, Interval
 
 LEAST_BLOCKS = 3
-"""Repeats without which nothing is known of how a cell differs from one minute to the next."""
+"""Repeats that count, without which nothing is known of how a cell differs from one minute to the next."""
 LEAST_STEPS = 3
 FIRST_STEPS, CAUTIOUS_STEPS = 8, 3
 """Of a first block: of cells expected to be quick, and of those about which nothing is known."""
@@ -27,7 +34,17 @@ class Goal:
     percent: float = 2.0
     budget_seconds: float = 30.0
 
+    def ends(self, blocks: Sequence[Block]) -> bool:
+        """Reached, or the budget is spent. There is a second visit unless steps are long: the first loads libraries."""
+        if len(blocks) == 1 and sum(blocks[0].seconds) < self.budget_seconds / 2:
+            return False
+        repeats = counted(blocks)
+        interval = interval_of_blocks([block.seconds for block in repeats])
+        spent_seconds = sum(block.wall_seconds for block in blocks)
+        return self.reached(interval, len(repeats)) or spent_seconds >= self.budget_seconds
+
     def reached(self, interval: Interval, blocks: int) -> bool:
+        """With so many blocks that count."""
         return blocks >= LEAST_BLOCKS and interval.n >= FEWEST and 100 * interval.width <= self.percent
 
 
@@ -40,14 +57,16 @@ def first_steps(expected_seconds: float | None, budget_seconds: float, graph: bo
 
 def next_steps(blocks: Sequence[Block], goal: Goal, graph: bool = False) -> int:
     """Enough to get there in the fewest blocks; at least as long as its start-up, and not much longer."""
-    interval = interval_of_blocks([block.seconds for block in blocks])
+    repeats = counted(blocks)
+    interval = interval_of_blocks([block.seconds for block in repeats])
     step = max(interval.median, 1e-6)
     start_up = _start_up_seconds(blocks)
     if interval.n < FEWEST:
-        wanted = LEAST_BLOCKS * LEAST_STEPS - interval.n
+        wanted = LEAST_BLOCKS * LEAST_STEPS
     else:
-        wanted = round(interval.n * min((100 * interval.width / goal.percent) ** 2, MOST_GROWTH)) - interval.n
-    timed = max(LEAST_STEPS, math.ceil(wanted / max(1, LEAST_BLOCKS - len(blocks))))
+        wanted = round(interval.n * min((100 * interval.width / goal.percent) ** 2, MOST_GROWTH))
+    steps, repeated = (interval.n, len(repeats)) if len(blocks) > 1 else (0, 0)
+    timed = max(LEAST_STEPS, math.ceil((wanted - steps) / max(1, LEAST_BLOCKS - repeated)))
     timed = max(timed, int(min(start_up, BLOCK_SECONDS) / step))
     left = max(0.0, goal.budget_seconds - sum(block.wall_seconds for block in blocks))
     longest = min(max(BLOCK_SECONDS, 2 * start_up), left)

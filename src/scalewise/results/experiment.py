@@ -57,7 +57,7 @@ class ExperimentResult(Printable):
         """The figures, or where they are described if they are many."""
         pages = [path for path in self.files if path.suffix == ".md"]
         if len(self.figures) <= 4 or not pages:
-            return ", ".join(map(str, self.figures))
+            return ", ".join(map(str, self.figures or pages))
         drawn = len({path.with_suffix("") for path in self.figures})
         return f"{pages[0]} and the {drawn} figures beside it (PNG and SVG)"
 
@@ -71,7 +71,7 @@ class ExperimentResult(Printable):
                 table.add_row(*row)
             parts += [table, Text()]
         parts += [Text(f"- {finding}") for finding in self.findings]
-        if self.figures:
+        if self.figures or self.files:
             look = f"look at {self._where_to_look()}"
             parts += [Text(), Text(f"{self.headline}; {look}" if self.headline else look, style="bold")]
         return Group(*parts)

@@ -12,7 +12,7 @@ from scalewise.figures.gallery import draw_all, draw_all_phases
 from scalewise.figures.style import file_name
 from scalewise.findings.cell import Series
 from scalewise.findings.collect import findings_of
-from scalewise.findings.finding import Finding
+from scalewise.findings.finding import Finding, devices_text, listed
 from scalewise.findings.series import series_of
 from scalewise.findings.speedup import speedups
 from scalewise.results.experiment import ExperimentResult
@@ -107,7 +107,8 @@ def page_of(
     lines.append("")
     for each in series:
         lines += [f"## {each.workload} under {each.strategy}", "", f"{each.machine}, {each.when}.", ""]
-        lines += [f"- {finding.sentence}" for finding in found[each.name]] + [""]
+        lines += [f"- {finding.sentence}" for finding in found[each.name]] or [_nothing_to_compare(each)]
+        lines.append("")
         lines += _images(figures, file_name(each.workload, each.strategy))
     for workload in dict.fromkeys(each.workload for each in series):
         if images := _images(figures, file_name(workload)):
@@ -115,6 +116,13 @@ def page_of(
     if remarks:
         lines += ["## To bear in mind", "", *(f"- {remark}" for remark in remarks), ""]
     return "\n".join(lines)
+
+
+def _nothing_to_compare(series: Series) -> str:
+    """Why a section has no findings."""
+    batches = f"batch{'es' if len(series.batches) > 1 else ''} {listed(series.batches)}"
+    where = f"{devices_text(series.device_counts)} at {batches}"
+    return f"Timed on {where} only: nothing to compare with one device, and too few batches for a law."
 
 
 def _images(figures: Sequence[Path], of: str) -> list[str]:

@@ -199,6 +199,8 @@ class Sweep:
     def _tell(self, trial: Trial, fraction: float | None = None) -> None:
         if self.on_progress is None:
             return
-        under_way = sum(progress(each.interval, len(each.seen), each.spent_seconds, self.goal) for each in self.window)
+        under_way = sum(
+            progress(each.interval, len(each.counted), each.spent_seconds, self.goal) for each in self.window
+        )
         share = (self.done + (under_way if fraction is None else fraction)) / self.total
         self.on_progress(Progress(self.done, self.total, share, trial.cell, trial.interval, len(trial.seen)))

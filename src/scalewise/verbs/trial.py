@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from scalewise.measuring.block import Block, epoch_of, interval_of_blocks, phases_of
+from scalewise.measuring.block import Block, counted, epoch_of, interval_of_blocks, phases_of
 from scalewise.measuring.cell import Cell
 from scalewise.measuring.stopping import Goal, first_steps, next_steps
 from scalewise.results.measurement import DRIFT, INTERVAL_NOT_REACHED, NO_GRAPH, OVERSUBSCRIBED, Measurement, Status
@@ -50,8 +50,13 @@ class Trial:
         return [timed.block for timed in self.seen]
 
     @property
+    def counted(self) -> Sequence[Block]:
+        """The paper's protocol has dropped its first epoch."""
+        return counted(self.blocks) if self.cell.protocol == "quick" else self.blocks
+
+    @property
     def interval(self) -> Interval:
-        return interval_of_blocks([block.seconds for block in self.blocks])
+        return interval_of_blocks([block.seconds for block in self.counted])
 
     @property
     def spent_seconds(self) -> float:
@@ -70,7 +75,7 @@ class Trial:
     def through(self, goal: Goal) -> bool:
         if self.cell.protocol == "paper":
             return bool(self.seen)
-        return goal.reached(self.interval, len(self.seen)) or self.spent_seconds >= goal.budget_seconds
+        return bool(self.seen) and goal.ends(self.blocks)
 
     def forget_unsettled(self) -> None:
         del self.seen[self.settled :]
@@ -79,7 +84,7 @@ class Trial:
     def measurement(self, goal: Goal) -> Measurement:
         last, interval, cell = self.seen[-1], self.interval, self.cell
         flags = {
-            INTERVAL_NOT_REACHED: cell.protocol == "quick" and not goal.reached(interval, len(self.seen)),
+            INTERVAL_NOT_REACHED: cell.protocol == "quick" and not goal.reached(interval, len(self.counted)),
             DRIFT: self.drifted,
             OVERSUBSCRIBED: self.task.placement.oversubscribed,
             NO_GRAPH: last.execution != cell.execution,
@@ -87,8 +92,8 @@ class Trial:
         return cell.measured(
             execution=last.execution,
             step_seconds=interval,
-            epoch_seconds=epoch_of(self.blocks, self.task.samples, cell.batch),
-            phases=phases_of(self.blocks, interval.median),
+            epoch_seconds=epoch_of(self.counted, self.task.samples, cell.batch),
+            phases=phases_of(self.counted, interval.median),
             bytes_per_step=last.bytes_per_step,
             peak_memory_bytes=max((timed.peak_memory_bytes or 0 for timed in self.seen), default=0) or None,
             flags=[flag for flag, raised in flags.items() if raised],
