@@ -226,3 +226,19 @@ def test_without_an_epoch_steps_are_compared_and_paid_for() -> None:
     assert spread.cost_per_1000_steps == pytest.approx(10 * spread.prediction.seconds)
     assert spread.speedup == pytest.approx(alone.prediction.seconds / spread.prediction.seconds)
     assert "at batch 100 a step takes" in verdict_of(predictor, made).reason
+
+
+def test_a_hybrid_of_one_group_is_not_told_twice() -> None:
+    predictor = Predictor(stevens_profile("conv"), BOX)
+    pipeline, hybrid = strategy_of("pipeline"), strategy_of("hybrid:stages=2")
+    alone, twin = (rows(predictor, [strategy], [2], 100)[1].prediction.seconds for strategy in (pipeline, hybrid))
+    assert alone == pytest.approx(twin)
+    made, left_out = rows_of(predictor, Question([pipeline, hybrid], [2, 4], [100]))
+    assert [(row.name, row.prediction.devices) for row in made[1:]] == [
+        ("pipeline", 2),
+        ("pipeline", 4),
+        ("hybrid:stages=2", 4),
+    ]
+    assert [(each.strategy, each.devices, each.why) for each in left_out] == [
+        ("hybrid:stages=2", 2, "one group is pipeline")
+    ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalewise.advice.loading import OPTION, WORKERS, loaded_beside
-from scalewise.advice.rows import Row, one_device_seconds, reaches, strategy_text
+from scalewise.advice.rows import Row, one_device_seconds, reaches, strategy_text, twin_of
 from scalewise.errors import UserError
 from scalewise.prediction.predict import Prediction, Predictor
 from scalewise.strategies.mirrored import Mirrored
@@ -53,7 +53,7 @@ def _other_strategies(predictor: Predictor, made: Prediction, one: float, looked
     best: tuple[float, str] | None = None
     for name, kind in STRATEGIES.items():
         strategy: Strategy = kind()
-        open_question = strategy.exact and name not in {*looked_at, "single"}
+        open_question = strategy.exact and not {name, twin_of(strategy, made.devices)} & {*looked_at, "single"}
         within = open_question and reaches(strategy, predictor.cluster, made.devices)
         seconds = _seconds(predictor, strategy, made) if within else None
         if seconds is not None and seconds < (best[0] if best else made.seconds):

@@ -11,6 +11,7 @@ from scalewise.clusters.cluster import Cluster
 from scalewise.errors import UserError
 from scalewise.prediction.predict import Prediction, Predictor
 from scalewise.simulation.layout import packed
+from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy, batch_shares, options_of
 
@@ -124,6 +125,10 @@ def rows_of(predictor: Predictor, asked: Question) -> tuple[list[Row], list[Left
             for count in asked.devices:
                 if count == 1:
                     continue
+                twin = twin_of(strategy, count)
+                if any((row.name, row.prediction.devices) == (twin, count) for row in rows):
+                    left_out.append(LeftOut(strategy_text(strategy), count, f"one group is {twin}"))
+                    continue
                 if not reaches(strategy, predictor.cluster, count):
                     left_out.append(LeftOut(strategy_text(strategy), count, "its weights are in one host's memory"))
                     continue
@@ -134,6 +139,13 @@ def rows_of(predictor: Predictor, asked: Question) -> tuple[list[Row], list[Left
                         raise
                     left_out.append(LeftOut(strategy_text(strategy), count, str(refused)))
     return rows, left_out
+
+
+def twin_of(strategy: Strategy, devices: int) -> str | None:
+    """A hybrid of one group is what it has inside, under another name."""
+    if not isinstance(strategy, Hybrid) or devices != strategy.inside:
+        return None
+    return "pipeline" if strategy.stages else "tensor"
 
 
 def reaches(strategy: Strategy, cluster: Cluster, devices: int) -> bool:

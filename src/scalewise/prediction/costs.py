@@ -14,6 +14,9 @@ Known = Literal["measured", "interpolated", "extrapolated"]
 COMPUTE = ("forward", "backward", "update")
 ABOVE = (0.8, 1.25)
 """Larger batches than were profiled: a device that becomes busier, or one that runs out of cache."""
+LONE, LEAST_OFF = (0.6, 2.0), 3.0
+"""Smaller ones where there is one figure and an estimate of the least: steps that do not go by the sample (the study's
+take 0.7 of it from 20 to 10 clips), and how many times as short or long as estimated the least may be."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,13 @@ class Costs:
     def _at(self, phase: str, batch: int) -> float:
         """Below the smallest batch nothing says that a step gets quicker, except loading, which goes by the sample.
 
-        A figure that stands alone is taken for that of a busy device, whose steps go by the sample throughout.
+        A figure that stands alone is taken for that of a busy device, whose steps go by the sample throughout, down to
+        the least that a step is estimated to take.
         """
         first, last = self.steps[0], self.steps[-1]
         if first is last and phase != "update":
-            return getattr(first, phase) * batch / first.batch  # type: ignore[no-any-return]
+            least = 0.0 if phase == "load" else min(self.profile.least_seconds / (_compute(first) or 1.0), 1.0)
+            return getattr(first, phase) * max(batch / first.batch, least)  # type: ignore[no-any-return]
         if batch <= first.batch:
             return getattr(first, phase) * (batch / first.batch if phase == "load" else 1.0)  # type: ignore[no-any-return]
         if batch >= last.batch:
@@ -80,13 +85,20 @@ class Costs:
             return Spread(1.0, 1.0, "interpolated")
         if batch < self.batches[0]:
             proportional, whole = _compute(self.steps[0]) * batch / self.batches[0], _compute(self.steps[0])
+            if len(self.steps) == 1 and (least := self.profile.least_seconds):
+                low = min(max(proportional, least / LEAST_OFF), LONE[0] * expected)
+                high = min(whole, max(LONE[1] * expected, LEAST_OFF * least))
+                return Spread(low / expected, max(high / expected, self.uncertain_above), "extrapolated")
             return Spread(
                 min(proportional, 0.9 * expected) / expected,
                 max(whole / expected, self.uncertain_above),
                 "extrapolated",
             )
         if batch > self.batches[-1]:
-            return Spread(*ABOVE, "extrapolated")
+            # A figure that may be all launching says nothing of how many samples a step has room for.
+            idle = len(self.steps) == 1 and self.profile.least_seconds >= _compute(self.steps[0])
+            low = min(ABOVE[0], _compute(self.steps[0]) / expected) if idle else ABOVE[0]
+            return Spread(low, ABOVE[1], "extrapolated")
         below, above = self._around(batch)
         by_sample = sorted(_compute(step) / step.batch * batch for step in (below, above))
         floor, ceiling = sorted((_compute(below), _compute(above)))

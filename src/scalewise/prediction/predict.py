@@ -221,8 +221,8 @@ class Predictor:
             "idle": phases.get("idle", 0.0) + waited - network,
         }
         largest = max(shares, key=lambda name: shares[name])
-        half = self.costs.compute_seconds(max(1, samples // 2))
-        launching = samples > 1 and half > LAUNCHING * self.costs.compute_seconds(samples)
+        many = max(samples, 2)  # one sample has no half
+        launching = self.costs.compute_seconds(many // 2) > LAUNCHING * self.costs.compute_seconds(many)
         if largest == "compute" and launching and phases.get("update", 0.0) < compute / 2:
             return "network" if shares["network"] > BESIDE_LAUNCH * shares["compute"] else "launch"
         return largest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from scalewise.results.profile import LayerCost, ProfileDocument, StepCost
 
@@ -26,6 +27,38 @@ OUTLINES: dict[str, tuple[Part, ...]] = {
     "NCF": ((1.5, 0.0), (0.1, 1.0)),
     "U-Net": ((2.3, 0.25), (16.5, 0.25), (10.0, 0.25), (2.2, 0.25)),
 }
+LAYERS = {
+    "AlexNet": 8, "VGG16": 16, "InceptionV3": 189, "ResNet-18": 41, "ResNet-50": 107, "ResNet-101": 209,
+    "ResNet-152": 311, "ResNeXt-50 32x4d": 107, "ResNeXt-101 32x8d": 209, "BERT base": 101, "GPT-2": 75,
+    "DeepSpeech2": 12, "YOLOv3": 147, "NCF": 8, "U-Net": 23,
+}  # fmt: skip
+"""That have parameters, norms included."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one sample weighs, and what the layers keep of it for backward: each convolution's output, and the norm's
+    after it, with activations in place; counted from the definition at the size of the paper or its code."""
+
+    shape: str
+    input_bytes: int
+    kept_MB: float
+
+
+_IMAGE = "3x224x224", 4 * 3 * 224 * 224
+SAMPLES = {
+    "AlexNet": Sample(*_IMAGE, 2.4),
+    "VGG16": Sample(*_IMAGE, 60.4),
+    "InceptionV3": Sample("3x299x299", 4 * 3 * 299 * 299, 83.5),
+    "ResNet-18": Sample(*_IMAGE, 20.0),
+    "ResNet-50": Sample(*_IMAGE, 83.7),
+    "ResNet-101": Sample(*_IMAGE, 124.6),
+    "ResNet-152": Sample(*_IMAGE, 175.2),
+    "ResNeXt-50 32x4d": Sample(*_IMAGE, 110.0),
+    "ResNeXt-101 32x8d": Sample(*_IMAGE, 244.5),
+    "YOLOv3": Sample("3x416x416", 4 * 3 * 416 * 416, 318.2),
+}
+"""Not of those whose samples have no usual size: text, speech, and the U-Net."""
 TENSOR_MILLIONS = 2.4
 """Parts are cut into tensors of at most so many parameters, so that they fill buckets as real ones do."""
 FORWARD_SHARE = 1 / 3

@@ -64,6 +64,8 @@ class ProfileDocument(BaseModel):
     """Of one sample; 0: nothing worth counting."""
     footprint: dict[str, Any] = {}
     """What plans are made from, tensor by tensor (scalewise.plan.Footprint); empty: one for every layer."""
+    least_seconds: NonNegativeFloat = 0.0
+    """Of a step, however few its samples: estimated, where one figure is all that is known."""
     precision: str = "fp32"
     data: str = ""
     versions: dict[str, str] = {}

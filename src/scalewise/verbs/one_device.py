@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalewise.advice.device import check_device, same_device
-from scalewise.advice.given import given_profile, step_time_of
+from scalewise.advice.given import given_profile, published_profile, step_time_of
 from scalewise.clusters.cluster import Cluster
 from scalewise.errors import UserError
-from scalewise.published.models import OUTLINES, outlined_profile
+from scalewise.published.models import OUTLINES, SAMPLES
 from scalewise.published.stevens import MODELS, stevens_profile
 from scalewise.results.profile import LayerCost, Profile, ProfileDocument, StepCost
 from scalewise.results.units import seconds_text
@@ -89,14 +89,21 @@ def _middle(document: ProfileDocument) -> int:
 
 def _given(asked: Asked, workload: str | Workload, step_time: str) -> Known:
     seconds, batch = step_time_of(step_time)
-    device = asked.cluster.devices[0].name
-    source = f"one step of {seconds:g} s at batch {batch} and its layers' flops"
+    device, notes = asked.cluster.devices[0], []
     if isinstance(workload, str) and workload in OUTLINES:
-        unknown = "what its layers put out is not known: memory is that of weights alone, and stages are left out"
-        return Known(outlined_profile(workload, device, {batch: seconds}), f"{source} ({unknown})", batch)
-    layers, input_bytes = _layers(workload, asked)
-    name = workload if isinstance(workload, str) else workload.name
-    return Known(given_profile(name, device, (seconds, batch), layers, input_bytes), source, batch)
+        document = published_profile(workload, device, (seconds, batch))
+        sample = SAMPLES.get(workload)
+        kept = f", and what layers keep of a sample of {sample.shape}" if sample else "; activations are not counted"
+        notes.append(f"memory: weights{kept}")
+    else:
+        layers, input_bytes = _layers(workload, asked)
+        name = workload if isinstance(workload, str) else workload.name
+        document = given_profile(name, device, (seconds, batch), layers, input_bytes)
+    least = seconds_text(min(document.least_seconds, seconds))
+    notes.append(f"launching is estimated to take {least} of a step, however few its samples")
+    return Known(
+        document, f"one step of {seconds:g} s at batch {batch} and its layers' flops ({'; '.join(notes)})", batch
+    )
 
 
 def _layers(workload: str | Workload, asked: Asked) -> tuple[tuple[LayerCost, ...], int]:
