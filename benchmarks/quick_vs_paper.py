@@ -32,7 +32,7 @@ from scalewise.verbs.measure import PAPER_EPOCHS, measure
 CASES = {"linear": (1200, (10, 20, 50, 100)), "conv": (36, (2, 3, 4, 6))}
 """Samples per epoch, and global batches."""
 WANTED_PERCENT, WANTED_SHARE = 3.0, 0.1
-PARTS = 4
+PARTS = 2
 
 
 def sweep(
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--workload", default=",".join(CASES))
     parser.add_argument("--epochs", type=int, default=PAPER_EPOCHS)
     parser.add_argument("--interval", type=float, default=2.0)
-    parser.add_argument("--budget", type=float, default=3.5, help="seconds of a quick cell, at most")
+    parser.add_argument("--budget", type=float, default=3.0, help="seconds of a quick cell, at most")
     parser.add_argument("--scale", type=float, default=1.0, help="of samples and batches, to try this script out")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()

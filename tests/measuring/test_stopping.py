@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from scalewise.measuring.block import Block, counted, interval_of_blocks, warm_up_of
-from scalewise.measuring.stopping import Goal, first_steps, next_steps, progress
+from scalewise.measuring.stopping import Goal, first_steps, next_steps, progress, spent_seconds
 from scalewise.results.statistics import Interval
 
 Step = Callable[[], float]
@@ -66,7 +66,9 @@ def test_steps_of_fresh_ranks_do_not_count_although_loading_took_the_budget() ->
     blocks = visits(lambda: 0.1 * next(fresh, 1.0), Goal(2, 2.0), loading_seconds=2.0)
     assert [round(step, 6) for step in blocks[0].seconds] == [0.15, 0.13]
     interval = interval_of_blocks([block.seconds for block in counted(blocks)])
-    assert (interval.median, interval.n) == (0.1, 3)
+    assert interval.median == 0.1
+    assert interval.n >= 9
+    assert spent_seconds(blocks) < 2.5
 
 
 def test_the_budget_ends_what_never_gets_narrow() -> None:
@@ -92,7 +94,7 @@ def test_a_block_is_worth_its_start_up() -> None:
     """Twice as long as it takes to start, when there is that much to time."""
     blocks = [Block([0.01, 0.02], wall_seconds=4.15)] + 2 * [Block([0.01, 0.02] * 5, wall_seconds=4.15)]
     assert next_steps(blocks, Goal(2, 1000)) - 4 == 300  # sixteen times as many in all, not more
-    assert next_steps(blocks, Goal(2, 13.15)) - 4 == 46  # what is left of the budget
+    assert next_steps(blocks, Goal(2, 13.03)) - 4 == 46  # what is left of the budget, without loading
 
 
 def test_progress_follows_the_interval_or_the_budget() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -50,13 +52,14 @@ def draw_epochs(series: Series, subtitle: str = "") -> Figure | None:
 
 
 def _mark_bounce(axes: Axes, series: Series) -> None:
-    """Rings around the last cells before the jump, with the samples that each device had."""
+    """Rings around the last cells before seconds per sample jump, with the samples that each device had."""
     found = bounce(series)
     if found is None or found.above is None:
         return
+    ring: dict[str, Any] = {"marker": "o", "fillstyle": "none", "markeredgecolor": FAINT, "linestyle": "none"}
     for jump in found.jumps:
         low = next(cell for cell in series.line(jump.devices) if cell.batch_per_device == jump.last_low)
-        axes.plot(low.batch, low.epoch_seconds, "o", markersize=14, fillstyle="none", markeredgecolor=FAINT)
+        axes.plot(low.batch, low.epoch_seconds, **ring, markersize=14)
         axes.annotate(
             f"{jump.last_low} each",
             (low.batch, low.epoch_seconds),
@@ -67,3 +70,4 @@ def _mark_bounce(axes: Axes, series: Series) -> None:
             fontsize=8,
             color=FAINT,
         )
+    axes.plot([], [], **ring, markersize=9, label="last before the bounce")

@@ -35,13 +35,12 @@ class Goal:
     budget_seconds: float = 30.0
 
     def ends(self, blocks: Sequence[Block]) -> bool:
-        """Reached, or the budget is spent. There is a second visit unless steps are long: the first loads libraries."""
-        if len(blocks) == 1 and sum(blocks[0].seconds) < self.budget_seconds / 2:
-            return False
+        """Reached, or the budget is spent. There is a second visit, unless a few steps take half the budget."""
+        if len(blocks) == 1:
+            return sum(blocks[0].seconds) >= self.budget_seconds / 2
         repeats = counted(blocks)
         interval = interval_of_blocks([block.seconds for block in repeats])
-        spent_seconds = sum(block.wall_seconds for block in blocks)
-        return self.reached(interval, len(repeats)) or spent_seconds >= self.budget_seconds
+        return self.reached(interval, len(repeats)) or spent_seconds(blocks) >= self.budget_seconds
 
     def reached(self, interval: Interval, blocks: int) -> bool:
         """With so many blocks that count."""
@@ -60,7 +59,7 @@ def next_steps(blocks: Sequence[Block], goal: Goal, graph: bool = False) -> int:
     repeats = counted(blocks)
     interval = interval_of_blocks([block.seconds for block in repeats])
     step = max(interval.median, 1e-6)
-    start_up = _start_up_seconds(blocks)
+    start_up = min(map(_start_up_seconds, blocks))
     if interval.n < FEWEST:
         wanted = LEAST_BLOCKS * LEAST_STEPS
     else:
@@ -68,7 +67,7 @@ def next_steps(blocks: Sequence[Block], goal: Goal, graph: bool = False) -> int:
     steps, repeated = (interval.n, len(repeats)) if len(blocks) > 1 else (0, 0)
     timed = max(LEAST_STEPS, math.ceil((wanted - steps) / max(1, LEAST_BLOCKS - repeated)))
     timed = max(timed, int(min(start_up, BLOCK_SECONDS) / step))
-    left = max(0.0, goal.budget_seconds - sum(block.wall_seconds for block in blocks))
+    left = max(0.0, goal.budget_seconds - spent_seconds(blocks))
     longest = min(max(BLOCK_SECONDS, 2 * start_up), left)
     timed = min(timed, max(LEAST_STEPS, int(longest / step)))
     least = GRAPH_WARM_UP_STEPS if graph else WARM_UP_STEPS
@@ -76,9 +75,18 @@ def next_steps(blocks: Sequence[Block], goal: Goal, graph: bool = False) -> int:
     return timed + warm_up
 
 
-def _start_up_seconds(blocks: Sequence[Block]) -> float:
-    """What a visit takes beside the steps that count; the first of all visits may load libraries."""
-    return max(0.0, min(block.wall_seconds - sum(block.seconds) for block in blocks))
+def spent_seconds(blocks: Sequence[Block]) -> float:
+    """Of a cell's budget. The first visit may have loaded libraries and data for all others: that is not the cell's."""
+    if not blocks:
+        return 0.0
+    usual = min(map(_start_up_seconds, blocks[1:]), default=0.0)
+    loading = max(0.0, _start_up_seconds(blocks[0]) - usual)
+    return sum(block.wall_seconds for block in blocks) - loading
+
+
+def _start_up_seconds(block: Block) -> float:
+    """What a visit takes beside the steps that count."""
+    return max(0.0, block.wall_seconds - sum(block.seconds))
 
 
 def progress(interval: Interval, blocks: int, spent_seconds: float, goal: Goal) -> float:

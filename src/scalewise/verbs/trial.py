@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from scalewise.measuring.block import Block, counted, epoch_of, interval_of_blocks, phases_of
 from scalewise.measuring.cell import Cell
-from scalewise.measuring.stopping import Goal, first_steps, next_steps
+from scalewise.measuring.stopping import Goal, first_steps, next_steps, spent_seconds
 from scalewise.results.measurement import DRIFT, INTERVAL_NOT_REACHED, NO_GRAPH, OVERSUBSCRIBED, Measurement, Status
 from scalewise.results.statistics import Interval
 from scalewise.session.placement import Placement
@@ -60,7 +60,7 @@ class Trial:
 
     @property
     def spent_seconds(self) -> float:
-        return sum(block.wall_seconds for block in self.blocks)
+        return spent_seconds(self.blocks)
 
     def steps(self, goal: Goal, expected_seconds: float | None) -> int:
         """Of the next block; more where some of them end an epoch with a short batch, which is not counted."""
