@@ -7,8 +7,12 @@
 
 Cells: strategies x workloads x batches x links x devices. Every device has the same share of a GPU: the profiled one,
 the one that others are compared with, and each of those. All steps are eager. A cell chokes where it is slower than one
-device at the same batch. `OUT` keeps profiles, clusters, what was predicted before and every block as it is measured: a
-run that was ended goes on there, and `--again` scores the present model on it.
+device at the same batch.
+
+A machine that others share is slower in one minute than in another, which no model can foresee. So every round is a
+prediction of its own: loopback is measured, and then, workload by workload, one device profiled, cells predicted, and
+run. A cell counts as in the round in the middle of its errors. `OUT` keeps profiles, clusters, what was predicted and
+every block as it is measured: a run that was ended goes on there, and `--again` scores the present model on it.
 """
 
 from __future__ import annotations
@@ -21,12 +25,12 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
 
-from predicting.cells import ALL, predicted
-from predicting.look import Look
+from predicting.cells import ALL
 from predicting.machine import LOOPBACK, Machine
-from predicting.measured import compared, measure_all
+from predicting.measured import compared
 from predicting.quiet import say
-from predicting.scores import scored, scores, show, show_scores
+from predicting.rounds import Question, run_rounds
+from predicting.scores import middle_of, scored, scores, show, show_scores
 from scalewise.errors import UserError
 from scalewise.strategies.registry import STRATEGIES
 
@@ -44,7 +48,7 @@ def main() -> None:
     parser.add_argument("--batch", help="a comma list, instead of one to three for each workload")
     parser.add_argument("--device-kind", choices=("cpu", "slice", "cuda"), help="cpu, or what OUT was made with")
     parser.add_argument("--devices", help="a comma list; 2, or what OUT was made with")
-    parser.add_argument("--rounds", type=int, default=3, help="blocks of steps that each cell is measured in")
+    parser.add_argument("--rounds", type=int, default=3, help="how often everything is predicted and measured; odd")
     parser.add_argument("--budget", type=float, help="seconds of measuring, at most")
     parser.add_argument("--quick", action="store_true", help="measure links with fewer repeats")
     parser.add_argument("--out", type=Path, default=None, help="keep everything in this folder; go on with what it has")
@@ -69,21 +73,20 @@ def answer(asked: argparse.Namespace) -> None:
     load = os.getloadavg()[0]
     if load > 0.5 and not asked.again:
         say(f"the machine is not quiet: load {load:.2f}")
-    look = Look(out, machine, quick=asked.quick, only_kept=asked.again)
-    cells = list(predicted(look.profiles(workloads), look.clusters(links), workloads, strategies))
+    question = Question(out, machine, workloads, links, strategies, quick=asked.quick)
     if not asked.again:
-        (out / "predictions.json").write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
-        measure_all(out, cells, machine, asked.rounds, asked.budget)
-    middle, undisturbed = compared(out, cells), compared(out, cells, undisturbed=True)
+        run_rounds(question, asked.rounds, asked.budget)
+    rounds = [found for folder in question.folders() if (found := compared(folder, question.cells(folder)))]
+    middle = middle_of(rounds)
     if not scored(middle):
         raise UserError(f"nothing that was asked for has been measured in {out}")
     if asked.json:
-        told = {"scores": scores(scored(middle)), "scores_undisturbed": scores(scored(undisturbed))}
+        told = {"scores": scores(scored(middle)), "scores_by_round": [scores(scored(cells)) for cells in rounds]}
         print(json.dumps({"cells": [asdict(cell) for cell in middle], **told}, indent=1))
         return
     show(middle)
     print()
-    show_scores(middle, undisturbed)
+    show_scores(rounds)
 
 
 def machine_of(asked: argparse.Namespace) -> Machine | None:

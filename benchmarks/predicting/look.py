@@ -1,4 +1,4 @@
-"""Links and profiles of the machine, measured once per folder."""
+"""Links and profiles of the machine, measured once per round, or per folder where a machine does not drift."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from predicting.machine import FIRST_COUNT, Machine, hosts_of
+from predicting.machine import LOOPBACK, Machine, hosts_of
 from predicting.quiet import say, undisturbed
 from scalewise.clusters.cluster import Cluster
 from scalewise.clusters.read import read_cluster
 from scalewise.clusters.write import cluster_text
 from scalewise.results.profile import Profile, ProfileDocument
 from scalewise.verbs.links import measure_links
+from scalewise.verbs.one_device import sizes_needed
 from scalewise.verbs.profile import profile
 
 
 @dataclass(frozen=True)
 class Look:
     out: Path
+    round: Path
+    """Within it: what a machine's pace counts for is measured anew in each."""
     machine: Machine
     quick: bool
     only_kept: bool
@@ -29,7 +32,8 @@ class Look:
         found = {}
         for link in links:
             for devices in self.machine.devices:
-                path = self.out / f"cluster-{link}{'' if devices == FIRST_COUNT else f'-{devices}'}.toml"
+                folder = self.round if link == LOOPBACK and self.machine.drifts else self.out
+                path = folder / f"cluster-{link}-{devices}.toml"
                 if not path.exists() and not self.only_kept:
                     say(f"links: {link}, {devices} devices")
                     path.write_text(cluster_text(self._measured(link, devices)))
@@ -49,10 +53,10 @@ class Look:
     def profiles(self, workloads: Mapping[str, Sequence[int]]) -> dict[str, ProfileDocument]:
         found = {}
         for name, batches in workloads.items():
-            path = self.out / f"profile-{name.replace(':', '-')}.json"
+            path = self.round / f"profile-{name.replace(':', '-')}.json"
             if not path.exists() and not self.only_kept:
                 say(f"profile: {name}")
-                sizes = sorted({-(-batch // count) for batch in batches for count in (1, *self.machine.devices)})
+                sizes = sizes_needed(batches, self.machine.devices)
                 self._profiled(name, sizes).write(path)
             if path.exists():
                 found[name] = Profile.read(path).document

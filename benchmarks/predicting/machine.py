@@ -11,8 +11,7 @@ from scalewise.errors import UserError
 from scalewise.session.placement import Placement
 
 LOOPBACK = "loopback"
-FIRST_COUNT = 2
-"""Files of this many devices have no number in their names."""
+FEWEST = 2
 MACHINE = "machine.json"
 GPU_SAMPLES = 1200
 """Every rank makes its data anew in every session, and sessions of slices follow each other."""
@@ -20,16 +19,16 @@ GPU_SAMPLES = 1200
 
 @dataclass(frozen=True)
 class Machine:
-    """Kept in the folder; one without is of two cores."""
+    """Kept in the folder."""
 
     device_kind: str = "cpu"
-    devices: tuple[int, ...] = (FIRST_COUNT,)
+    devices: tuple[int, ...] = (FEWEST,)
     slice_percent: int | None = None
 
     @classmethod
     def of(cls, device_kind: str, devices: Sequence[int]) -> Machine:
-        if min(devices) < FIRST_COUNT:
-            raise UserError(f"--devices {min(devices)} is what others are compared with; valid: {FIRST_COUNT} or more")
+        if min(devices) < FEWEST:
+            raise UserError(f"--devices {min(devices)} is what others are compared with; valid: {FEWEST} or more")
         share = 100 // max(devices) if device_kind == "slice" else None
         return cls(device_kind, tuple(sorted(set(devices))), share)
 
@@ -40,14 +39,17 @@ class Machine:
         if path.exists():
             kept = json.loads(path.read_text())
             found = cls(kept["device_kind"], tuple(kept["devices"]), kept["slice_percent"])
-        elif any(out.glob("cluster-*")):
-            found = cls()
         else:
             found = asked or cls()
             path.write_text(json.dumps(asdict(found)))
         if asked not in (None, found):
             raise UserError(f"{out} holds {found}, not {asked}; name another --out")
         return found
+
+    @property
+    def drifts(self) -> bool:
+        """A core of a shared machine may be a third slower ten minutes later; a GPU that nobody shares is not."""
+        return self.device_kind == "cpu"
 
     @property
     def samples(self) -> int | None:

@@ -8,7 +8,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from predicting.cells import ALONE, Cell
+from predicting.cells import ALONE, Cell, Key
 from scalewise.results.units import seconds_text
 
 Scores = dict[str, float | int | None]
@@ -61,21 +61,32 @@ def show(cells: Sequence[Cell]) -> None:
     Console(width=150, highlight=False).print(table)
 
 
-def show_scores(middle: Sequence[Cell], undisturbed: Sequence[Cell]) -> None:
-    """The headline is the median block; what disturbs is left out in one line below it, and said to be."""
+def middle_of(rounds: Sequence[Sequence[Cell]]) -> list[Cell]:
+    """Each cell as in the round in the middle of its errors: a prediction, and what was measured after it."""
+    by_key: dict[Key, list[Cell]] = {}
+    for cell in (cell for cells in rounds for cell in cells):
+        by_key.setdefault(cell.key, []).append(cell)
+    return [sorted(cells, key=lambda cell: cell.error)[(len(cells) - 1) // 2] for cells in by_key.values()]
+
+
+def show_scores(rounds: Sequence[Sequence[Cell]]) -> None:
+    """The headline is the middle round of each cell; every round by itself is told below it."""
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     for title in ("cells", "median", "90 %", "worst", "bias", "choking", "foreseen", "false alarms", "inside"):
         table.add_column(title, justify="right", no_wrap=True)
-    for name, members in _groups(middle, undisturbed).items():
+    for name, members in _groups(rounds).items():
         if members:
             table.add_row(name, *_texts(scores(members)))
     Console(width=140, highlight=False).print(table)
 
 
-def _groups(middle: Sequence[Cell], undisturbed: Sequence[Cell]) -> dict[str, list[Cell]]:
+def _groups(rounds: Sequence[Sequence[Cell]]) -> dict[str, list[Cell]]:
+    middle = middle_of(rounds)
     cells = scored(middle)
-    groups = {"all, the median block": cells, "all, the block a third up": scored(undisturbed)}
+    groups = {"all": cells}
+    if len(rounds) > 1:
+        groups["all, each round by itself"] = [cell for made in rounds for cell in scored(made)]
     for key in ("workload", "strategy", "link", "devices"):
         values = dict.fromkeys(getattr(cell, key) for cell in cells)
         for value in values if len(values) > 1 else ():

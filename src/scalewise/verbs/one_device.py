@@ -70,10 +70,25 @@ def known_of(asked: Asked) -> Known:
     if asked.step_time is not None:
         return _given(asked, asked.workload, asked.step_time)
     name = asked.workload if isinstance(asked.workload, str) else ""
+    check_can_be_timed(name)
     if name in MODELS and same_device("GTX 1080 Ti", asked.cluster.devices[0].name):
         document = stevens_profile(name)
         return Known(document, "the study's one-GPU column (E. Stevens 2020)", _middle(document))
     return _measured(asked, asked.workload)
+
+
+def sizes_needed(batches: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """What one device is given of these batches, alone or as one of so many: all, a share, or a micro-batch."""
+    shares = {part for count in counts for part in (count, count * MICRO_BATCHES)} | {1}
+    return sorted({-(-batch // part) for batch in batches for part in shares})
+
+
+def check_can_be_timed(workload: str) -> None:
+    if workload in OUTLINES:
+        raise UserError(
+            f"{workload} is known in outline only and cannot be timed here; give one measured step of one device, as "
+            "in --step-time 0.062@32, or a model of your own, as path/to/file.py:function"
+        )
 
 
 def _read(profile: Path | str | Profile) -> ProfileDocument:
@@ -93,8 +108,8 @@ def _given(asked: Asked, workload: str | Workload, step_time: str) -> Known:
     if isinstance(workload, str) and workload in OUTLINES:
         document = published_profile(workload, device, (seconds, batch))
         sample = SAMPLES.get(workload)
-        kept = f", and what layers keep of a sample of {sample.shape}" if sample else "; activations are not counted"
-        notes.append(f"memory: weights{kept}")
+        kept = f"what layers keep of a sample of {sample.shape}" if sample else "no activations, which are not counted"
+        notes.append(f"memory is that of weights and {kept}")
     else:
         layers, input_bytes = _layers(workload, asked)
         name = workload if isinstance(workload, str) else workload.name
@@ -131,8 +146,7 @@ def _measured(asked: Asked, workload: str | Workload) -> Known:
         device_name(torch.device("cuda" if on_gpu else "cpu")),
         asked.cluster,
     )
-    shares = {part for count in asked.counts for part in (count, count * MICRO_BATCHES)} | {1}
-    sizes = sorted({-(-size // part) for size in asked.batch or (DEFAULT_BATCH,) for part in shares})
+    sizes = sizes_needed(asked.batch or (DEFAULT_BATCH,), asked.counts)
 
     def timed_one(cost: StepCost) -> None:
         if asked.on_progress:
