@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
+from threading import enumerate as enumerate_threads
 
 import pytest
 import torch
@@ -132,3 +133,24 @@ def test_synchronous_weights_are_not_updated_without_a_worker_that_is_gone(store
             announce_end(store)
     assert serving.result().versions == 0
     assert server.outcome.lost == [1]
+
+
+def test_a_worker_that_said_it_would_come_and_died_does_not_hold_up_the_end(store: TCPStore) -> None:
+    server = _server(partial(torch.optim.SGD, lr=1.0))
+    with ThreadPoolExecutor(1) as threads:
+        serving = threads.submit(server.serve, store)
+        announce(store, 0)
+        announce_end(store)
+        assert serving.result(5.0).versions == 0
+
+
+def test_what_was_held_for_a_worker_is_given_up_when_it_leaves(store: TCPStore) -> None:
+    server = _server(partial(torch.optim.SGD, lr=1.0))
+    with ThreadPoolExecutor(1) as threads:
+        serving = threads.submit(server.serve, store)
+        _one_step(store, 3, 1.0)
+        for thread in [each for each in enumerate_threads() if each.name == "worker-3"]:
+            thread.join(SECONDS)
+        assert (server.attended, server.pushes) == ({}, 1)
+        announce_end(store)
+        serving.result(SECONDS)

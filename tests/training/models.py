@@ -53,3 +53,19 @@ class Unused(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         outputs: Tensor = self.last(self.first(input).tanh())
         return outputs
+
+
+def scaled() -> Workload:
+    """Its first parameter is a single number, as a step count is."""
+    return replace(float32(), model=Scaled)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.layer = nn.Linear(INPUTS, CLASSES)
+
+    def forward(self, input: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(input) * self.scale
+        return outputs

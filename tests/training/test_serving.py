@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import scalewise
+from scalewise.data.data import DataRequest
 from scalewise.errors import UserError
 from scalewise.session.failure import RankFailed
 from scalewise.session.placement import Placement
@@ -22,6 +23,7 @@ from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.training.loop import Outcome, Report
 from scalewise.training.request import Request
+from scalewise.training.serving import Holdings
 from scalewise.training.task import train_task
 from scalewise.verbs.asynchronous import staleness, updates
 from scalewise.verbs.opening import open_session
@@ -79,10 +81,18 @@ def test_nothing_stays_connected_from_one_run_to_the_next(strategy: str, session
     assert last == first
 
 
-def test_a_worker_that_dies_is_dropped_and_the_others_finish() -> None:
+def test_a_worker_that_dies_is_dropped_and_the_others_finish(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.safetensors"
     result = scalewise.train(
-        "tests.tiny_ranks:killed", strategy="parameter-server-async", devices=3, device_kind="cpu", batch=6, steps=40
+        "tests.tiny_ranks:killed",
+        strategy="parameter-server-async",
+        devices=3,
+        device_kind="cpu",
+        batch=6,
+        steps=40,
+        checkpoint=path,
     )
+    assert _steps_in(path) == 40
     assert result.updates is not None
     assert result.updates.applied == result.updates.acknowledged
     assert result.updates.by_worker[1] == 3  # it died in its fourth
@@ -145,20 +155,48 @@ def _steps_in(path: Path) -> int:
         return int(json.loads(file.metadata()["progress"])["steps_done"])
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "momentum", "sgd", "adagrad"])
+def test_a_finished_asynchronous_run_is_known_to_be_finished(tmp_path: Path, session_of: SessionOf) -> None:
+    """Servers make fewer versions than there are pushes, not equally many, and the last batch of 3 takes 3 pushes."""
+    path = tmp_path / "tiny.safetensors"
+    strategy = strategy_of("parameter-server-async:max_staleness=1,servers=2")
+    session = session_of(4, strategy)
+
+    def request(steps: int, **more: Any) -> Request:
+        return Request(TINY, strategy, Settings(5, None, steps, checkpoint=path, **more), DataRequest(samples=13))
+
+    session.run(train_task, request(12))
+    assert session.served[0].versions < 44  # or every push was a version, and nothing is shown
+    assert _steps_in(path) == 12
+    session.run(train_task, request(14, resume=True))
+    assert _steps_in(path) == 14
+
+
+def test_a_checkpoint_that_falls_due_between_two_versions_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    holdings = Holdings(_request("parameter-server-async", 100, checkpoint=Path("never"), checkpoint_every=5), 1, 1)
+    saved: list[int] = []
+    monkeypatch.setattr(holdings, "save", lambda _archive, _version, done: saved.append(done))
+    for done in (3, 6, 6, 7, 8, 9, 11, 11, 13):
+        holdings.save_if_due(None, 0, done)  # type: ignore[arg-type]
+    assert saved == [6, 8, 11, 13]  # an epoch is of 4 steps
+
+
+@pytest.mark.parametrize(
+    ("workload", "optimizer"),
+    [(TINY, "adam"), (TINY, "momentum"), (TINY, "sgd"), (TINY, "adagrad"), ("tests.training.models:scaled", "adam")],
+)
 def test_a_run_resumed_on_servers_equals_one_that_never_stopped(
-    optimizer: str, tmp_path: Path, session_of: SessionOf
+    workload: str, optimizer: str, tmp_path: Path, session_of: SessionOf
 ) -> None:
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
     served, alone = "parameter-server:servers=2", "single"
     session = session_of(2, strategy_of(served))
-    session.run(train_task, _request(served, 9, checkpoint=whole, optimizer=optimizer))
-    session.run(train_task, _request(served, 4, checkpoint=parts, optimizer=optimizer))
-    session.run(train_task, _request(served, 9, checkpoint=parts, optimizer=optimizer, resume=True))
+    session.run(train_task, _request(served, 9, workload, checkpoint=whole, optimizer=optimizer))
+    session.run(train_task, _request(served, 4, workload, checkpoint=parts, optimizer=optimizer))
+    session.run(train_task, _request(served, 9, workload, checkpoint=parts, optimizer=optimizer, resume=True))
     for name, tensor in _weights(whole).items():
         torch.testing.assert_close(_weights(parts)[name], tensor, rtol=0, atol=1e-7)
     single = tmp_path / "single.safetensors"
-    session_of(1).run(train_task, _request(alone, 9, checkpoint=single, optimizer=optimizer))
+    session_of(1).run(train_task, _request(alone, 9, workload, checkpoint=single, optimizer=optimizer))
     assert _weights(single).keys() == _weights(whole).keys()
 
 

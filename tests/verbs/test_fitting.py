@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from scalewise.data.data import DataRequest
 from scalewise.session.placement import Placement
@@ -80,3 +82,12 @@ def test_without_a_limit_or_against_the_plan_nothing_is_known_better(
     monkeypatch.delenv("SCALEWISE_MEMORY_LIMIT_GB")
     request = Request(DEEP, strategy_of("single"), Settings(4, None, 3), DataRequest(samples=16))
     assert advice_for(request, Placement(1, "cpu")) is None
+
+
+def test_slices_share_the_memory_of_one_gpu_whatever_each_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEWISE_MEMORY_LIMIT_GB", "0.02")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=40_000_000))
+    request = Request("linear", strategy_of("mirrored"), Settings(8, None, 3, load="stream"), DataRequest(samples=256))
+    told = {devices: advice_for(request, Placement(devices, "slice")) for devices in (1, 4)}
+    assert "no strategy is planned to fit 0.02 GB: " in str(told[1])
+    assert "no strategy is planned to fit 0.01 GB: " in str(told[4])

@@ -21,6 +21,7 @@ from scalewise.step.feed import Feed, make_feed
 from scalewise.step.flat import one_kind, trainable, views_of
 from scalewise.step.host_memory import pin, shared_zeros
 from scalewise.step.host_update import HostUpdate
+from scalewise.step.left_out import is_left_out, make_model, refuse_unreached
 from scalewise.step.loans import Loans
 from scalewise.step.optimizers import make_optimizer, refuse_unless_elementwise
 from scalewise.step.precision import autocast
@@ -34,7 +35,7 @@ def build(strategy: CentralStorage, job: Job) -> Engine:
         )
     refuse_unless_elementwise(job.optimizer, "slices of central storage")
     feed = make_feed(job.data, job.settings.load, job.place.device)
-    return CentralStorageEngine(job, job.workload.model(), feed, strategy.prefetch)
+    return CentralStorageEngine(job, make_model(job.workload, job.data), feed, strategy.prefetch)
 
 
 class CentralStorageEngine(EagerEngine):
@@ -123,8 +124,8 @@ class CentralStorageEngine(EagerEngine):
 
     def _update(self) -> None:
         lap = self.job.clock.lap
-        for number in set(range(len(self.own))) - self.given:
-            self.own[number].zero_()
+        if len(self.given) < len(self.own):
+            refuse_unreached(self.model, [self.parameters[number] for number in set(range(len(self.own))) - self.given])
         self.copier.given()
         lap("push")
         self.copier.settle()
@@ -147,7 +148,7 @@ def _give(engine: CentralStorageEngine, number: int, parameter: nn.Parameter) ->
 
 def _move_the_rest(model: nn.Module, device: torch.device) -> None:
     for parameter in model.parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or is_left_out(parameter):
             parameter.data = parameter.data.to(device)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):

@@ -17,6 +17,7 @@ from scalewise.engines.holding import HoldsWhole
 from scalewise.errors import UserError
 from scalewise.step.feed import Batch, make_feed
 from scalewise.step.flat import flatten_parameters, trainable, views_of
+from scalewise.step.left_out import is_left_out, make_model, refuse_unreached
 from scalewise.step.losses import sum_losses
 from scalewise.step.optimizers import make_optimizer
 from scalewise.step.precision import autocast
@@ -28,8 +29,9 @@ from scalewise.strategies.shares import share_sizes
 def build(strategy: DataParallel, job: Job) -> Engine:
     if job.settings.execution == "graph":
         raise UserError("--execution graph is not possible: steps between ranks cannot be captured; use eager or auto")
-    model = job.workload.model().to(job.place.device)
+    model = make_model(job.workload, job.data).to(job.place.device)
     if strategy.engine == "threads":
+        _refuse_left_out(model)
         feed = make_feed(job.data, job.settings.load, job.place.device)
         return EagerEngine(job, model, feed, nn.DataParallel(model, list(range(job.place.gpus))))
     if job.settings.accumulate > 1:
@@ -37,6 +39,15 @@ def build(strategy: DataParallel, job: Job) -> Engine:
             "data-parallel cannot accumulate: its loss is computed once, over the whole batch; use mirrored"
         )
     return RanksEngine(job, model)
+
+
+def _refuse_left_out(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if is_left_out(parameter):
+            raise UserError(
+                f"torch.nn.DataParallel gives '{name}', which the model never uses, a gradient of zero, with which "
+                "optimizers move it; use data-parallel without engine=threads"
+            )
 
 
 class RanksEngine(HoldsWhole):
@@ -140,7 +151,10 @@ class RanksEngine(HoldsWhole):
         lap("reduce")
 
     def _own_gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self.trainable if parameter.grad is not None]
+        own = [parameter.grad for parameter in self.trainable if parameter.grad is not None]
+        if len(own) < len(self.trainable):
+            refuse_unreached(self.model, [parameter for parameter in self.trainable if parameter.grad is None])
+        return own
 
     def _forward(self, inputs: Tensor) -> Tensor:
         with autocast(self.job.settings.precision, self.job.place.device):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalewise.engines.engine import Job
 from scalewise.engines.holding import HoldsWhole
+from scalewise.step.clock import Clock
 from scalewise.step.feed import Batch, Feed
+from scalewise.step.flat import trainable
+from scalewise.step.left_out import refuse_unreached
 from scalewise.step.losses import sum_losses
 from scalewise.step.optimizers import make_optimizer
 from scalewise.step.precision import autocast
@@ -43,9 +47,11 @@ class EagerEngine(HoldsWhole):
         )
         self.pending: Iterator[tuple[Batch, float, bool]] = iter(())
         self.seen: list[Tensor] = []
-        if self.reduces:
-            for parameter in model.parameters():
-                parameter.register_post_accumulate_grad_hook(lambda _: job.clock.note())
+        self.exchanged = trainable(model) if self.reduces else []
+        self.unreached: set[int] = set()
+        """Of those, the ones that the last backward has not come to yet: DDP waits for every one."""
+        for number, parameter in enumerate(self.exchanged):
+            parameter.register_post_accumulate_grad_hook(partial(_reached, self.unreached, number, job.clock))
 
     def start_epoch(self, batches: list[Tensor]) -> None:
         place = self.job.place
@@ -89,12 +95,20 @@ class EagerEngine(HoldsWhole):
 
     def _update(self) -> None:
         assert self.optimizer is not None
+        if self.unreached:
+            refuse_unreached(self.model, [self.exchanged[number] for number in self.unreached])
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.job.clock.lap("update")
 
     def _last_part(self, last: bool) -> AbstractContextManager[None]:
         """Gradients of all parts but the last stay on the rank."""
+        self.unreached.update(range(len(self.exchanged)))
         if last or not isinstance(self.network, DistributedDataParallel):
             return nullcontext()
         return self.network.no_sync()
+
+
+def _reached(unreached: set[int], number: int, clock: Clock, _: Tensor) -> None:
+    unreached.discard(number)
+    clock.note()

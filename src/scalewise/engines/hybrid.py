@@ -11,7 +11,7 @@ from scalewise.engines.groups import Groups, groups_of
 from scalewise.engines.line import Line
 from scalewise.engines.pipelined import PipelineEngine
 from scalewise.engines.tensor import build_groups
-from scalewise.step.flat import views_of
+from scalewise.step.flat import trainable, views_of
 from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.tensor import Tensor as TensorStrategy
@@ -36,9 +36,8 @@ class PipelinesEngine(PipelineEngine):
         self.same_stage = groups.data
         by_kind: dict[torch.dtype, list[nn.Parameter]] = {}
         for stage in self.stages.values():
-            for parameter in stage.parameters():
-                if parameter.requires_grad:
-                    by_kind.setdefault(parameter.dtype, []).append(parameter)
+            for parameter in trainable(stage):
+                by_kind.setdefault(parameter.dtype, []).append(parameter)
         self.learning = list(by_kind.values())
 
     def _reduce(self) -> None:

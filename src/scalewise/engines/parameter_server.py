@@ -11,6 +11,7 @@ from scalewise.engines.engine import Engine, Job
 from scalewise.errors import UserError
 from scalewise.servers.client import Client
 from scalewise.step.feed import Feed, make_feed
+from scalewise.step.left_out import make_model, refuse_unreached
 from scalewise.step.optimizers import refuse_unless_elementwise
 from scalewise.strategies.parameter_server import ParameterServer
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
@@ -30,7 +31,7 @@ def join_servers(strategy: ParameterServer | ParameterServerAsync, job: Job) -> 
     place = job.place
     assert place.store is not None
     feed = make_feed(job.data, job.settings.load, place.device)
-    model = job.workload.model().to(place.device)
+    model = make_model(job.workload, job.data).to(place.device)
     return (
         model,
         feed,
@@ -55,6 +56,8 @@ class ServedEngine(EagerEngine):
         return nullcontext()
 
     def _update(self) -> None:
+        if unreached := self.client.unreached():
+            refuse_unreached(self.model, unreached)
         self.client.finish_pushes()
         self.job.clock.lap("push")
         self.client.finish_pulls()

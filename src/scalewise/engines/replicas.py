@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scalewise.engines.engine import Job
 from scalewise.errors import UserError
 from scalewise.step.feed import Feed, make_feed
+from scalewise.step.left_out import is_left_out, make_model
 
 
 def replicate(job: Job, bucket_MB: float | None) -> tuple[nn.Module, Feed, DistributedDataParallel]:
@@ -18,7 +19,7 @@ def replicate(job: Job, bucket_MB: float | None) -> tuple[nn.Module, Feed, Distr
     if job.settings.execution == "graph":
         raise UserError("--execution graph is not possible: steps between ranks cannot be captured; use eager or auto")
     feed = make_feed(job.data, job.settings.load, job.place.device)
-    model = job.workload.model().to(job.place.device)
+    model = make_model(job.workload, job.data).to(job.place.device)
     return model, feed, data_parallel(model, {} if bucket_MB is None else {"bucket_cap_mb": bucket_MB})
 
 
@@ -26,4 +27,6 @@ def data_parallel(model: nn.Module, options: dict[str, Any]) -> DistributedDataP
     # The option had another name before torch 2.13.
     renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
     options["forward_sync_buffers" if renamed else "broadcast_buffers"] = False
+    left_out = [name for name, parameter in model.named_parameters() if is_left_out(parameter)]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, left_out)
     return DistributedDataParallel(model, gradient_as_bucket_view=True, **options)

@@ -69,6 +69,11 @@ class Client:
                 self.left[piece] += 1
         self._tell(samples)
 
+    def unreached(self) -> list[Tensor]:
+        """Parameters that no part of the batch has given a gradient; asked between backward and `finish_pushes`."""
+        waiting = (self.parameters[number] for number in sorted(self.awaited))
+        return [parameter for parameter in waiting if parameter.grad is None]
+
     def finish_pushes(self) -> None:
         """Returns when all gradients have left."""
         self._push_the_rest()

@@ -16,6 +16,8 @@ from scalewise.step.gloo_threads import let_senders_finish
 HEADER_TAG = 0
 PATIENT_SECONDS = 24 * 3600.0
 """A server waits for its workers however long they compute: that one hangs is for the launcher to find out."""
+CONNECT_SECONDS = 600.0
+"""A worker says that it comes, and comes: one that does not has died in between."""
 
 
 class LineLost(Exception):
@@ -34,13 +36,22 @@ def on_the_line() -> Iterator[None]:
 class Line:
     """Messages of one tag arrive in the order they were sent."""
 
-    def __init__(self, store: Store, name: str, end: Literal["worker", "server"], timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        end: Literal["worker", "server"],
+        timeout_seconds: float,
+        connect_seconds: float | None = None,
+    ) -> None:
+        """`connect_seconds`: how long to wait for the other end, if not as long as for its messages."""
         # A client of its own: one that waits for a worker that died meanwhile would hold up all other threads.
         store = store.clone()  # type: ignore[attr-defined]
         self._peer = 0 if end == "server" else 1
         self._group: Any = dist.ProcessGroupGloo(
-            PrefixStore(f"line/{name}", store), 1 - self._peer, 2, timedelta(seconds=timeout_seconds)
+            PrefixStore(f"line/{name}", store), 1 - self._peer, 2, timedelta(seconds=connect_seconds or timeout_seconds)
         )
+        self._group._set_default_timeout(timedelta(seconds=timeout_seconds))
         let_senders_finish()
 
     def send(self, tensor: Tensor, tag: int = HEADER_TAG) -> Any:

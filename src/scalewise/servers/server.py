@@ -8,6 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Condition, Thread
+from time import monotonic
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from scalewise.servers.attendance import Attendance
 from scalewise.servers.client import GOODBYE
-from scalewise.servers.line import PATIENT_SECONDS, Line, LineLost, on_the_line
+from scalewise.servers.line import CONNECT_SECONDS, PATIENT_SECONDS, Line, LineLost, on_the_line
 from scalewise.servers.meeting import arrivals
 from scalewise.servers.slot import Push, Slot
 from scalewise.strategies.pieces import Piece
@@ -80,6 +81,10 @@ class Server:
         self.on_version: Callable[[int], None] = lambda _: None
         """Called when all pieces have reached a version, before the workers that wait for it may go on."""
         self.announced = 0
+        self.is_over = False
+        """Told like a version: nothing changes the weights any more."""
+        self.connecting: set[int] = set()
+        """Places of workers that have said they come, and have not."""
         self.attended: dict[int, Attendance] = {}
         self._over: Future[None] = Future()
 
@@ -87,6 +92,11 @@ class Server:
     def version(self) -> int:
         """Updates that all pieces have seen."""
         return min((slot.version for slot in self.slots), default=0)
+
+    @property
+    def pushes(self) -> int:
+        """That all pieces have seen."""
+        return min((slot.pushes for slot in self.slots), default=0)
 
     def serve(self, store: Store) -> Served:
         """Until the end is announced and every worker has said goodbye or gone.
@@ -96,6 +106,9 @@ class Server:
         self._start("arrivals", self._welcome, store)
         self._over.result()
         self.attended.clear()  # lines are closed with the run, not when Python next looks for circles
+        with self.version_changed:
+            self.is_over = True
+            self.version_changed.notify_all()
         self.outcome.versions = self.version
         for slot in self.slots[:1]:
             self.outcome.staleness = slot.staleness
@@ -118,18 +131,23 @@ class Server:
         return thread
 
     def _welcome(self, store: Store) -> None:
-        threads = [
-            self._start(f"worker-{worker}", self._attend, store, place, worker) for place, worker in arrivals(store)
-        ]
-        for thread in threads:
-            thread.join(_END_SECONDS)
+        threads: dict[int, Thread] = {}
+        for place, worker in arrivals(store):
+            self.connecting.add(place)
+            threads[place] = self._start(f"worker-{worker}", self._attend, store, place, worker)
+        # By now each has come and gone, or died on its way here: nobody waits for those.
+        deadline = monotonic() + _END_SECONDS
+        for place, thread in threads.items():
+            if place not in self.connecting:
+                thread.join(max(0.0, deadline - monotonic()))
         with suppress(InvalidStateError):  # failed
             self._over.set_result(None)
 
     def _attend(self, store: Store, place: int, worker: int) -> None:
         try:
             with on_the_line():
-                line = Line(store, f"{place}/{self.number}", "server", PATIENT_SECONDS)
+                line = Line(store, f"{place}/{self.number}", "server", PATIENT_SECONDS, CONNECT_SECONDS)
+            self.connecting.discard(place)
             attendance = Attendance(worker, line, self.weights, copies=not self.synchronous)
             self.attended[place] = attendance
             self._send_first(place, attendance)
@@ -143,6 +161,8 @@ class Server:
                 return
         for slot in self.slots:
             slot.drop(place, self._answer)
+        if not any(place in slot.pending for slot in self.slots):  # which is answered when it is applied
+            self.attended.pop(place, None)
 
     def _send_first(self, place: int, attendance: Attendance) -> None:
         for slot in self.slots:

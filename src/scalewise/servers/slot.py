@@ -31,6 +31,8 @@ class Slot:
     optimizer: torch.optim.Optimizer
     max_staleness: int | None
     version: int = 0
+    pushes: int = 0
+    """That are in the weights: several may have made one version."""
     holding: dict[int, int] = field(default_factory=dict)
     """The version of the weights that each worker (by its place) computes with."""
     pending: dict[int, Push] = field(default_factory=dict)
@@ -66,6 +68,7 @@ class Slot:
         for place in places:
             self.staleness[self.version - self.holding.get(place, self.version)] += 1
         self.version += 1
+        self.pushes += len(pushes)
         self.holding |= {place: self.version for place in places if place in self.holding}
         answer(self, places)
 

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from scalewise.errors import UserError
+from scalewise.step.left_out import is_left_out
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    """Those that steps change."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad and not is_left_out(parameter)]
 
 
 def one_kind(parameters: list[nn.Parameter]) -> torch.dtype:

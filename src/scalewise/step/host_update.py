@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from scalewise.step.flat import views_of
 from scalewise.step.host_memory import shared_zeros
+from scalewise.step.optimizers import state_after_a_step
 from scalewise.strategies.shares import split
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -38,7 +39,7 @@ class HostUpdate:
         """By the name of the state: as long as the weights."""
         self.scalars: dict[str, Tensor] = {}
         """A step count, say: one for each parameter, as checkpoints have it."""
-        for key, example in _state_after_a_step(make, weights.dtype).items():
+        for key, example in state_after_a_step(make, weights.dtype).items():
             if example.dim():
                 self.tensors[key] = shared_zeros(tuple(weights.shape), example.dtype, rank, world)
             else:
@@ -81,12 +82,3 @@ class HostUpdate:
 
     def _views(self) -> dict[str, list[Tensor]]:
         return {key: views_of(tensor, self.parameters) for key, tensor in self.tensors.items()}
-
-
-def _state_after_a_step(make: MakeOptimizer, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What kinds of state the optimizer keeps, on two elements."""
-    tried = nn.Parameter(torch.zeros(2, dtype=dtype))
-    tried.grad = torch.zeros_like(tried)
-    optimizer = make([tried])
-    optimizer.step()
-    return {key: value for key, value in optimizer.state[tried].items() if isinstance(value, Tensor)}

@@ -48,6 +48,17 @@ def refuse_unless_elementwise(name: str, who: str) -> None:
         )
 
 
+def state_after_a_step(
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """What kinds of state an element-wise optimizer keeps, on two elements: a step count has no dimension."""
+    tried = nn.Parameter(torch.zeros(2, dtype=dtype))
+    tried.grad = torch.zeros_like(tried)
+    optimizer = make([tried])
+    optimizer.step()
+    return {key: value for key, value in optimizer.state[tried].items() if isinstance(value, Tensor)}
+
+
 def placed_state(key: str, value: Any, parameter: Tensor, optimizer: torch.optim.Optimizer) -> Any:
     """State read from elsewhere, where this optimizer wants it: the fused and capturable keep their step count on the
     parameter's device."""

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from scalewise.servers.archive import WEIGHTS, Archive
+from scalewise.servers.archive import NOW, WEIGHTS, WHEN_OVER, Archive
 from scalewise.servers.meeting import FIRST_STEP
 from scalewise.servers.server import Served, Server
 from scalewise.step.flat import flatten_parameters, trainable, views_of
-from scalewise.step.optimizers import make_optimizer, refuse_unless_elementwise
+from scalewise.step.left_out import make_model, refuse_unreached
+from scalewise.step.optimizers import make_optimizer, refuse_unless_elementwise, state_after_a_step
 from scalewise.step.settings import steps_per_epoch
 from scalewise.strategies.parameter_server import ParameterServer
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.pieces import Piece, pieces_of
 from scalewise.training.checkpoint import load_checkpoint, progress_of, refuse_if_through, save_checkpoint
+from scalewise.training.pushes import Steps
 from scalewise.training.request import Request
 
 
@@ -51,12 +52,18 @@ def serve_task(worker: ServerRank, request: Request) -> Served:
     holdings.restore_into(server)
     if worker.rank == 0:
         worker.shared.set(FIRST_STEP, str(holdings.first))
-    archive = Archive(server, holdings.pieces, strategy.servers, worker.shared)
-    if worker.rank == 0 and request.settings.checkpoint:
-        server.on_version = partial(holdings.save_if_due, archive, 1 if strategy.exact else workers)
-    served = server.serve(worker.shared)
-    if worker.rank == 0 and request.settings.checkpoint and not strategy.exact:
-        holdings.save(archive, served.versions, holdings.first + served.versions // workers)
+    archive = Archive(server, holdings.pieces, holdings.kinds, worker.shared)
+    if worker.rank or not request.settings.checkpoint:
+        served = server.serve(worker.shared)
+    elif strategy.exact:
+        server.on_version = lambda version: holdings.save_if_due(archive, version, holdings.first + version)
+        served = server.serve(worker.shared)
+    else:
+        steps = Steps(holdings.first, holdings.samples, request.settings.batch, workers)
+        server.on_version = lambda _: holdings.save_if_due(archive, NOW, steps.after(server.pushes))
+        served = server.serve(worker.shared)
+        # All work has been given out; what a worker that died had in hand is lost, and nothing comes after it.
+        holdings.save(archive, WHEN_OVER, holdings.total)
     archive.close()
     return served
 
@@ -70,9 +77,10 @@ class Holdings:
         self.name = self.settings.optimizer or self.workload.optimizer
         self.learning_rate = self.settings.learning_rate or self.workload.learning_rate
         refuse_unless_elementwise(self.name, "parameter servers")
-        self.samples = len(self.workload.data(request.data))
+        data = self.workload.data(request.data)
+        self.samples = len(data)
         torch.manual_seed(self.settings.seed)
-        self.model = self.workload.model()
+        self.model = make_model(self.workload, data)
         self.weights = flatten_parameters(self.model)
         self.parameters = trainable(self.model)
         self.optimizer = self.optimizer_for(self.parameters)
@@ -83,6 +91,8 @@ class Holdings:
             expected = progress_of(self.workload, self.samples, self.settings, 0)
             self.first = load_checkpoint(self.settings.checkpoint, self.model, self.optimizer, expected).steps_done
         refuse_if_through(self.settings, self.first, self.total)
+        self.kinds = state_after_a_step(self.optimizer_for, self.weights.dtype)
+        self.looked_at = self.first
 
     def optimizer_for(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return make_optimizer(self.name, parameters, self.learning_rate)
@@ -90,27 +100,26 @@ class Holdings:
     def restore_into(self, server: Server) -> None:
         """A resumed run's optimizer state, cut as the weights are."""
         states = [self.optimizer.state.get(parameter, {}) for parameter in self.parameters]
-        if not states[0]:
+        if not any(states):
             return
-        shape = self.parameters[0].shape
+        told = zip(self.parameters, states, strict=True)
+        refuse_unreached(self.model, [parameter for parameter, state in told if self.kinds.keys() - state.keys()])
         for slot in server.slots:
             for number, weight in zip(slot.pieces, slot.weights, strict=True):
                 slot.optimizer.state[weight] = {
                     key: _cut([state[key] for state in states], self.pieces[number])
-                    if isinstance(value, Tensor) and value.shape == shape
-                    else value.clone()
-                    if isinstance(value, Tensor)
-                    else value
-                    for key, value in states[0].items()
+                    if example.dim()
+                    else states[0][key].clone()
+                    for key, example in self.kinds.items()
                 }
 
-    def save_if_due(self, archive: Archive, updates_per_step: int, version: int) -> None:
+    def save_if_due(self, archive: Archive, version: int, done: int) -> None:
         """Where the other strategies save too: at the end of an epoch, every so many steps, and at the end."""
-        steps, rest = divmod(version, updates_per_step)
-        done = self.first + steps
+        steps = range(self.looked_at + 1, done + 1)
+        self.looked_at = done
         every, per_epoch = self.settings.checkpoint_every, steps_per_epoch(self.samples, self.settings.batch)
-        if not rest and (done == self.total or done % per_epoch == 0 or (every and done % every == 0)):
-            self.save(archive, version if updates_per_step == 1 else min(version, 1), done)
+        if any(step == self.total or step % per_epoch == 0 or (every and step % every == 0) for step in steps):
+            self.save(archive, version, done)
 
     def save(self, archive: Archive, version: int, steps_done: int) -> None:
         whole, scalars = archive.collect(version)

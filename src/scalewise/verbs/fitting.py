@@ -114,7 +114,7 @@ class _Planner:
             return limit
         whole = int(torch.cuda.get_device_properties(0).total_memory)
         share = whole // devices if self.placement.device_kind == "slice" else whole
-        return share if limit is None else min(limit, whole)
+        return share if limit is None else min(limit, share)
 
     def candidates(self) -> Iterator[Candidate]:
         """Each strategy on more and more devices, until it fits."""

@@ -1,0 +1,29 @@
+"""Which parameters a step gives gradients to: a model may hold layers that it never calls."""
+
+from __future__ import annotations
+
+import torch
+
+from scalewise.data.data import Data
+from scalewise.workloads.workload import Workload
+
+
+def unreached_by(workload: Workload, data: Data) -> frozenset[str]:
+    """Names of the trainable parameters that one sample gives no gradient, tried on a fresh model: on the meta device
+    where it can run without numbers. Random numbers that are drawn for it are put back."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            return _unreached_on("meta", workload, data)
+        except Exception:  # whatever a model does with real numbers only; if it fails on the CPU too, that is its error
+            return _unreached_on("cpu", workload, data)
+
+
+def _unreached_on(device: str, workload: Workload, data: Data) -> frozenset[str]:
+    with torch.device(device):
+        model = workload.model()
+    inputs, _ = data.example()
+    outputs = model(inputs.unsqueeze(0).to(device))
+    outputs.float().sum().backward()
+    return frozenset(
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None
+    )

@@ -1,0 +1,77 @@
+"""Layers that a model holds and never calls: nobody sends them, nobody changes them, as on one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.testing import assert_close
+
+from scalewise.engines.engine import Place
+from scalewise.errors import UserError
+from scalewise.step.settings import Settings
+from scalewise.strategies.registry import strategy_of
+from scalewise.strategies.strategy import Strategy, servers_of
+from scalewise.training.loop import Outcome, train_on
+from scalewise.training.request import Request
+from scalewise.training.task import train_task
+from scalewise.verbs.outcomes import bytes_per_step
+from tests.conftest import DEVICE_KIND, SessionOf
+from tests.engines.test_contract import HERE
+
+pytestmark = pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
+EXCHANGING = ["data-parallel", "mirrored", "ring", "central-storage", "parameter-server"]
+
+
+def _request(kind: str, strategy: Strategy, path: Path | None = None, optimizer: str = "adamw") -> Request:
+    return Request(f"tests.tiny_unreached:{kind}", strategy, Settings(4, None, 8, optimizer, checkpoint=path))
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in load_file(path).items() if not name.startswith("random/")}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+@pytest.mark.parametrize("strategy", [*EXCHANGING, "sharded", "layers"])
+def test_a_layer_that_is_never_called_is_neither_sent_nor_changed(
+    strategy: str, optimizer: str, tmp_path: Path, session_of: SessionOf
+) -> None:
+    alone, spread = tmp_path / "alone.safetensors", tmp_path / "spread.safetensors"
+    train_on(Place(0, 1, HERE), _request("never", strategy_of("single"), alone, optimizer), lambda _: None)
+    chosen = strategy_of(strategy)
+    request = _request("never", chosen, spread, optimizer)
+    session = session_of(2, chosen if servers_of(chosen) else None)
+    outcomes: list[Outcome] = session.run(train_task, request)
+    expected, found = _tensors(alone), _tensors(spread)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert_close(found[name], tensor, rtol=0, atol=1e-5, msg=name)
+    sent = bytes_per_step(request, session.placement, outcomes)
+    assert sent.traced == sent.planned > 0
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "ring"])
+def test_a_layer_that_does_not_learn_is_no_obstacle(strategy: str, tmp_path: Path, session_of: SessionOf) -> None:
+    alone, spread = tmp_path / "alone.safetensors", tmp_path / "spread.safetensors"
+    train_on(Place(0, 1, HERE), _request("frozen", strategy_of("single"), alone), lambda _: None)
+    session_of(2).run(train_task, _request("frozen", strategy_of(strategy), spread))
+    for name, tensor in _tensors(alone).items():
+        assert_close(_tensors(spread)[name], tensor, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [*((strategy, "at_first") for strategy in EXCHANGING), ("mirrored", "later"), ("parameter-server-async", "later")],
+)
+def test_a_layer_that_is_called_now_and_then_is_refused_in_a_sentence(
+    strategy: str, kind: str, session_of: SessionOf
+) -> None:
+    """One device would skip its update in some steps; what the others would do is not that."""
+    chosen = strategy_of(strategy)
+    session = session_of(2, chosen if servers_of(chosen) else None)
+    with pytest.raises(
+        UserError, match=r"'middle\.(weight|bias)' gets a gradient from some samples and not from others, and"
+    ):
+        session.run(train_task, _request(kind, chosen))
