@@ -17,6 +17,7 @@ from scalewise.engines.stage import Stage
 from scalewise.errors import UserError
 from scalewise.plan import Section
 from scalewise.step.feed import Batch, make_feed
+from scalewise.step.left_out import make_model
 from scalewise.step.losses import sum_losses
 from scalewise.step.optimizers import make_optimizer, placed_state
 from scalewise.step.shards import Shard
@@ -49,7 +50,7 @@ class HoldsStages:
             )
         self.job, self.line = job, line
         place = job.place
-        model = job.workload.model()
+        model = make_model(job.workload, job.data) if line.parts > 1 else job.workload.model()
         self.parameter_count = sum(parameter.numel() for parameter in model.parameters())
         count = len(line.ranks) * stages_each
         cuttable = cuttable_of(job.workload, job.data, model, count, cut, size)
@@ -59,6 +60,7 @@ class HoldsStages:
         share = -(-job.settings.batch // line.parts)
         self.ranges = stage_ranges(self.sections, count, share, cut)
         _refuse_shared(cuttable, self.ranges)
+        self.in_no_stage = _in_no_stage(model, cuttable)
         self.stages = {
             stage: self._stage(cuttable, stage, recompute) for stage in range(count) if line.home(stage) == place.rank
         }
@@ -109,6 +111,8 @@ class HoldsStages:
         read(model, optimizer)
         state = model.state_dict(keep_vars=True)
         with torch.no_grad():
+            for name, left in self.in_no_stage.items():
+                left.copy_(state[name])
             for name, mine in self._held().items():
                 mine.copy_(state[name])
                 if self.optimizer and (kept := optimizer.state.get(state[name])):
@@ -204,8 +208,11 @@ class HoldsStages:
         model, optimizer = self._fresh()
         state = model.state_dict(keep_vars=True)
         with torch.no_grad():
+            for name, tensor in self.in_no_stage.items():
+                state[name].copy_(tensor)
             for name, tensor in state.items():
-                tensor.copy_(tensors[f"model/{name}"])
+                if (entry := f"model/{name}") in tensors:
+                    tensor.copy_(tensors[entry])
         for entry, value in chain(tensors.items(), scalars.items()):
             kind, _, rest = entry.partition("/")
             if kind == "optimizer":
@@ -221,6 +228,14 @@ class HoldsStages:
 
     def _sendable(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.job.place.device) if dist.get_backend() == "nccl" else tensor
+
+
+def _in_no_stage(model: nn.Module, cuttable: Cuttable) -> dict[str, Tensor]:
+    """What the model holds and does not use stays as it is, and goes into checkpoints."""
+    state = model.state_dict(keep_vars=True)
+    staged = {name for part in cuttable.parts for name in part.names().values()}
+    tied = {id(state[name]) for name in staged & state.keys()}
+    return {name: tensor.detach() for name, tensor in state.items() if name not in staged and id(tensor) not in tied}
 
 
 def _refuse_shared(cuttable: Cuttable, ranges: list[range]) -> None:
