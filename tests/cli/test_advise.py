@@ -143,6 +143,12 @@ def test_the_best_rows_step_opens_in_perfetto(scalewise: Run, tmp_path: Path) ->
         (["linear", "--cluster", "4x-gtx"], ["unknown cluster '4x-gtx'", "4x-gtx-1080-ti"]),
         (["linear", *STUDY, "--devices", "8"], ["4x-gtx-1080-ti has 1 to 4 devices, not 8"]),
         (["linear", *STUDY, "--strategy", "mirored"], ["unknown strategy 'mirored'"]),
+        (
+            ["linear", "--cluster", "4x-gtx-1080-ti", "--batch-per-device", "0"],
+            ["--batch-per-device is 0; it must be 1 or more"],
+        ),
+        (["ResNet-50"], ["ResNet-50 is known in outline only and cannot be timed here; give one measured step"]),
+        (["ResNet-50", "--cluster", "4x-t4"], ["as in --step-time 0.062@32"]),
         (["linear", *STUDY, "--step-time", "fast"], ["--step-time is 'fast'; write SECONDS@BATCH, as in 0.062@32"]),
         (["linear", *STUDY, "--step-time", "0@32"], ["--step-time is '0@32'"]),
         (["linear", *STUDY, "--step-time", "1.2.3@32"], ["--step-time is '1.2.3@32'"]),
@@ -188,3 +194,21 @@ def test_no_torch_is_imported(line: str) -> None:
     assert said.returncode == 0
     assert "scalewise.clusters.catalogue" in modules
     assert not modules & {"torch", "numpy", "matplotlib", "psutil"}
+
+
+def test_a_model_that_does_not_fit_its_options_is_refused_before_links_are_measured(
+    scalewise: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = scalewise("advise", ROOT / "examples/resnet50.py:resnet50", "--input", "3x64x64", "--classes", 10)
+    said.refused(2, "gives 1000 numbers per sample; --classes 10 needs 10")
+    assert not (tmp_path / "scalewise" / "clusters").exists()
+
+
+def test_one_figure_says_what_it_estimates(scalewise: Run) -> None:
+    asked = ("--step-time", "0.062@32", "--cluster", "8x-v100-nvlink", "--batch", 4, "--devices", "1,2")
+    image, text = (words(scalewise("advise", model, *asked).stdout) for model in ("ResNet-50", "BERT base"))
+    assert "launching is estimated to take 28 ms of a step, however few its samples" in image
+    assert "memory is that of weights and what layers keep of a sample of 3x224x224" in image
+    assert "memory is that of weights and no activations, which are not counted" in text
+    assert "at batch 4, resnet-50 on 8x-v100-nvlink is bound by launching work" in image.lower()

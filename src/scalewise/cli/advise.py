@@ -12,6 +12,14 @@ from scalewise.cli import options
 from scalewise.cli.lists import whole_numbers
 from scalewise.errors import UserError
 
+EXAMPLES = (
+    "scalewise advise linear --cluster 4x-gtx-1080-ti --batch 100",
+    "scalewise advise model.py:build --input 3x224x224 --classes 10 --batch 32",
+    "scalewise advise ResNet-50 --step-time 0.062@32 --cluster 8x-v100-nvlink",
+    "scalewise advise --profile gpu.json --cluster '2 x t4, 8 hosts, 25gbe'",
+)
+"""The study's machine, one's own model here, someone's figure on a cluster that one has not, and one's own profile."""
+
 
 def advise(
     workload: Annotated[
@@ -75,10 +83,11 @@ def advise(
     json: options.Json = False,
 ) -> None:
     """Predict strategies x devices x batches on a cluster from one device, and say whether more would be faster."""
-    if batch and batch_per_device:
+    if batch and batch_per_device is not None:
         raise UserError("give --batch or --batch-per-device, not both")
-    if samples is not None and samples < 1:
-        raise UserError(f"--samples is {samples}; it must be 1 or more")
+    for flag, value in (("--samples", samples), ("--batch-per-device", batch_per_device)):
+        if value is not None and value < 1:
+            raise UserError(f"{flag} is {value}; it must be 1 or more")
     for path in (save_profile, trace):
         if path:
             check_writable(path)

@@ -27,7 +27,7 @@ app.command(epilog="Example: scalewise describe unet:width=16")(describe.describ
 app.command(epilog="Example: scalewise profile linear --batch 10,20,50 --out linear.profile.json")(profile.profile)
 app.command(epilog="Example: scalewise report sweep")(report.report)
 app.command(epilog="Example: scalewise reproduce sync-vs-async --quick --out sync-vs-async")(reproduce.reproduce)
-app.command(epilog="Example: scalewise advise linear --cluster 4x-gtx-1080-ti --batch 100")(advise.advise)
+app.command(epilog="\n\n".join(["Examples:", *advise.EXAMPLES]))(advise.advise)
 app.command(epilog="Example: scalewise validate stevens")(validate.validate)
 app.command(epilog="Example: scalewise doctor --json")(doctor.doctor)
 app.command(epilog="Example: scalewise data speech")(data.data)

@@ -79,10 +79,11 @@ def _note(table: Table) -> Text:
     """What was hoped for, and whether it came true; what was fitted."""
     errors = errors_of(table.cells)
     values = {"median": errors.median, "p90": errors.p90, "worst": errors.worst}
-    note = Text()
+    note = Text("wanted: " if table.targets else "")
     for name, target in table.targets.items():
         met = values[name] <= target
-        note.append(f"{name} {'≤' if met else 'not ≤'} {target:g} %, ", "green" if met else "red")
+        what = f"{'90 %' if name == 'p90' else name} ≤ {target:g} ({'met' if met else 'missed'}), "
+        note.append(what, "green" if met else "red")
     choices = choices_of(table.cells)
     if choices.of:
         note.append(f"the best strategy foreseen in {choices.right} of {choices.of} choices, ")

@@ -21,7 +21,7 @@ from scalewise.spec import unknown
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 from scalewise.strategies.strategy import Strategy
 from scalewise.verbs.cluster_named import HERE, cluster_named
-from scalewise.verbs.one_device import Asked, known_of
+from scalewise.verbs.one_device import Asked, check_can_be_timed, known_of
 from scalewise.workloads.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def advise(
     if isinstance(workload, str) and profile is None:
         _check_name(workload)
     chosen = [strategy_of(text) for text in strategy]
+    if (cluster or HERE) == HERE and profile is None and step_time is None:
+        _check_model(workload, input_shape, classes)
     place, links = cluster_named(cluster or HERE, on_progress)
     counts = list(devices) or _counts(place.size)
     for count in counts:
@@ -99,6 +101,15 @@ def _check_name(workload: str) -> None:
     if re.fullmatch(r"[\w -]+", workload) and workload not in {*CATALOGUE, *OUTLINES}:
         valid = [*CATALOGUE, "hf:NAME", "path/to/file.py:function", "package.module:function"]
         raise unknown("workload", workload, [*valid, *OUTLINES])
+
+
+def _check_model(workload: str | Workload | None, input_shape: str | None, classes: int | None) -> None:
+    """Before the links of this machine are measured for it, which takes a minute where they never were."""
+    if isinstance(workload, str):
+        check_can_be_timed(workload)
+        from scalewise.workloads.resolve import resolve
+
+        resolve(workload, input_shape, classes)
 
 
 def several(strategies: Sequence[Strategy]) -> list[Strategy]:
