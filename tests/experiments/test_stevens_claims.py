@@ -87,3 +87,19 @@ def test_what_the_intervals_leave_open_cannot_be_told(published: dict[str, Serie
     [never] = [claim for claim in claims(here, published) if "never gains" in claim.statement]
     assert never.verdict == "cannot be told"
     assert never.here.endswith("0 are faster, of 1 it cannot be told")
+
+
+def test_noise_refutes_nothing(published: dict[str, Series]) -> None:
+    """The same epochs, timed well and badly: no jump, no saturation, no law."""
+    for uncertainty, verdict in ((0.0, "does not hold"), (0.1, "cannot be told")):
+        cells = tuple(
+            Cell(devices, batch, 1000, seconds / devices, uncertainty)
+            for devices in (1, 2)
+            for batch, seconds in ((10, 4.0), (20, 3.9), (50, 3.0))
+        )
+        here = {name: Series(name, "data-parallel", cells, "a machine") for name in ("linear", "conv")}
+        judged = {claim.statement.partition(" (")[0]: claim for claim in claims(here, published)}
+        names = ("conv bounces", "conv saturates a device with few samples")
+        assert [judged[name].verdict for name in names] == [verdict] * 2
+        assert judged["linear's epoch is a floor plus a constant for every step"].verdict == verdict
+        assert ("no sure jump" in judged["conv bounces"].here) == (verdict == "cannot be told")

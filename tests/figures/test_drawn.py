@@ -13,6 +13,7 @@ from scalewise.figures.gallery import draw_all, draw_all_phases
 from scalewise.figures.phases import draw_phases
 from scalewise.figures.scaling import draw_scaling
 from scalewise.figures.speedups import draw_speedups
+from scalewise.figures.style import number_text
 from scalewise.figures.transfer import draw_transfer
 from scalewise.findings.cell import Cell, Series
 from scalewise.findings.series import series_of
@@ -60,6 +61,25 @@ def test_no_line_is_drawn_through_fewer_than_three_amounts_of_transfer() -> None
     cells = [Cell(2, batch, 100, 1.0, bytes_per_step=1000) for batch in (10, 20, 40)]
     drawn = [draw_transfer(Series("m", "mirrored", tuple(cells[:count]))) is not None for count in (1, 2, 3)]
     assert drawn == [False, False, True]
+
+
+def test_timings_that_leave_much_open_have_whiskers_and_others_have_none() -> None:
+    def drawn(uncertainty: float) -> tuple[int, str]:
+        cells = [Cell(devices, batch, 100, 1.0, uncertainty) for devices in (1, 2) for batch in (10, 20)]
+        series = Series("m", "mirrored", tuple(cells))
+        lines, bars = draw_epochs(series), draw_bars(series)
+        assert lines
+        assert bars
+        legend = lines.axes[0].get_legend()
+        assert legend
+        return sum(len(axes.collections) for axes in bars.axes), legend.get_texts()[-1].get_text()
+
+    assert drawn(0.3) == (2, "95 % interval")
+    assert drawn(0.01) == (0, "2 devices")
+
+
+def test_large_numbers_are_written_out() -> None:
+    assert [number_text(value) for value in (0.51623, 64.52, 999.4, 4123.4)] == ["0.516", "64.5", "999", "4,123"]
 
 
 @pytest.mark.parametrize("epochs", [(3.0, 2.0, 1.5), (4.0, 1.0, 3.0), (2.0, 0.9, 0.3)])

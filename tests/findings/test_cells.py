@@ -89,6 +89,21 @@ def test_one_cell_is_not_spoken_of_as_many(seconds: float, sentence: str) -> Non
     assert found.sentence == sentence
 
 
+@pytest.mark.parametrize(
+    ("epochs", "sentence"),
+    [
+        ({10: 2.0, 20: 4.0}, "never gains from more devices: both cells take 2.0 to 4.0 times as long as one device, "),
+        ({10: 0.5, 20: 0.6}, "both cells are faster than one device"),
+        ({10: 0.5, 20: 0.6, 50: 0.7}, "all 3 cells are faster than one device"),
+        ({10: 0.5, 20: 1.0}, "no cell of 2 is slower than one device, and 1 is faster"),
+    ],
+)
+def test_cells_are_counted_in_words_that_fit(epochs: dict[int, float], sentence: str) -> None:
+    found = chokes(series(*line(1, dict.fromkeys(epochs, 1.0)), *line(2, epochs)))
+    assert found
+    assert found.sentence.startswith(sentence)
+
+
 def test_one_choking_cell_of_several_is_one() -> None:
     found = chokes(series(*line(1, {10: 1.0, 20: 1.0}), *line(2, {10: 2.0, 20: 0.5})))
     assert found

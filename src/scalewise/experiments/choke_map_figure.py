@@ -71,7 +71,7 @@ def draw_map(
     )
     for spot in spots:
         corner = edges(sizes)[sizes.index(spot.parameters)], edges(computes)[computes.index(spot.flops)]
-        ink = PAPER if abs(shade(spot.speedup) - 0.5) > 0.3 else INK
+        ink = PAPER if abs(shade(spot.speedup) - 0.5) > 0.4 else INK
         axes.annotate(
             f"{spot.speedup:.2f}{'' if spot.certain else '?'}",
             corner,

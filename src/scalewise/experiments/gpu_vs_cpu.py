@@ -20,7 +20,7 @@ from scalewise.experiments.gpu_vs_cpu_words import (
     moving_words,
     survey_claims,
 )
-from scalewise.experiments.remarks import load_remarks
+from scalewise.experiments.remarks import load_remarks, roughness
 from scalewise.results.experiment import ExperimentResult
 from scalewise.results.units import seconds_text
 from scalewise.session.cores import allowed_cores
@@ -32,6 +32,7 @@ SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 QUICK_SIZES = SIZES[:7]
 MEGABYTES = 400
 BUSY_BATCH = 20
+BUSY = "The machine was busy: times that do not grow with the work say nothing about the CPU."
 NO_GPU = "there is no GPU here: what follows is the CPU half; run it on a machine with one for the comparison"
 
 
@@ -42,7 +43,8 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
     cores = len(allowed_cores())
     budget = 0.3 if quick else 2.0
     machine = f"{cores} cores of {cpu_name()}" + (f", {torch.cuda.get_device_name(gpu)}" if gpu else "")
-    loaded = load_remarks(psutil.getloadavg()[0], cores)
+    load = psutil.getloadavg()[0]
+    loaded = load_remarks(load, cores)
     for remark in (*([] if gpu else [NO_GPU]), *loaded):
         tell(remark)
     tell("copying memory ...")
@@ -69,7 +71,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
         ],
         ["task", "on the CPU", "copies", "on the GPU", "worth moving"],
         [_row(task) for task in moved],
-        draw(GBps, convolution, moved, busy, cores, machine, out),
+        draw(GBps, convolution, moved, busy, cores, machine, out, BUSY if busy_words(moved) else ""),
         [out / "gpu-vs-cpu.json", out / "findings.md"],
         {
             "machine": machine,
@@ -80,7 +82,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
             "cores": cores,
             "claims": [{**vars(claim), "verdict": claim.verdict} for claim in claims],
         },
-        headline=headline(machine, claims),
+        headline=headline(machine, claims) + roughness(load, cores, []),
     )
     write_atomically(out / "gpu-vs-cpu.json", json.dumps(result.to_json(), indent=2).encode())
     write_atomically(out / "findings.md", result.to_markdown().encode())

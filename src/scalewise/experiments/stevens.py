@@ -103,7 +103,7 @@ def conclude(out: Path, remarks: Sequence[str] = (), failed: int = 0, rough: str
     original = published()
     judged = claims(here, original)
     found = headline(here, judged) + rough
-    figures = draw_comparison(here, original, "Dashed: published. Below 1 a second device slows training down.", out)
+    figures = draw_comparison(here, original, "Below 1 more devices slow training down. Whiskers: 95 % intervals.", out)
     figures += draw_all(list(here.values()), out) + draw_all_phases(series, out)
     remarks = [*remarks, *remarks_on(measurements)]
     page = out / "findings.md"

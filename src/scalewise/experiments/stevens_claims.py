@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from scalewise.findings.bounce import bounce
+from scalewise.findings.bounce import SMALLEST_JUMP, bounce
 from scalewise.findings.cell import Series
 from scalewise.findings.equality import equality
 from scalewise.findings.finding import devices_text
 from scalewise.findings.law import inverse_batch_law
-from scalewise.findings.saturation import saturation
+from scalewise.findings.saturation import WORTHWHILE, saturation
 from scalewise.findings.speedup import best_speedups, chokes, speedups
 from scalewise.findings.traffic import transfer_fit
+
+LAW_MARGIN = 0.1
+"""Timings that leave more open than this part of an epoch do not refute the law."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def _follows_the_law(series: Series) -> tuple[str, bool | None]:
     found = inverse_batch_law(series)
     if found is None:
         return "fewer than three batches measured", None
-    return found.sentence, len(found.holding) == len(found.fits)
+    return found.sentence, len(found.holding) == len(found.fits) or _unless_noisy(series, LAW_MARGIN)
 
 
 def _equal(series: Series) -> tuple[str, bool | None]:
@@ -103,7 +106,11 @@ def _gains_least_at_the_smallest_batch(series: Series) -> tuple[str, bool | None
 def _bounces(series: Series) -> tuple[str, bool | None]:
     found = bounce(series)
     if found is None:
-        return f"no jump between batches {series.batches[0]} and {series.batches[-1]}", False
+        sure = _unless_noisy(series, SMALLEST_JUMP)
+        return (
+            f"no{'' if sure is False else ' sure'} jump between batches {series.batches[0]} and {series.batches[-1]}",
+            sure,
+        )
     if len(found.jumps) < 2:
         return f"{found.sentence}; more device counts are needed to tell", None
     return found.sentence, found.above is not None
@@ -113,7 +120,12 @@ def _saturates(series: Series) -> tuple[str, bool | None]:
     found = saturation(series)
     if found is None:
         return "fewer than three batches measured", None
-    return found.sentence, len(found.reached) == len(found.points)
+    return found.sentence, len(found.reached) == len(found.points) or _unless_noisy(series, WORTHWHILE)
+
+
+def _unless_noisy(series: Series, margin: float) -> bool | None:
+    """False, as a claim is that the numbers refute; None where two timings leave more open than it turns on."""
+    return None if any(2 * cell.uncertainty > margin for cell in series.cells) else False
 
 
 CLAIMS: tuple[tuple[str, str, Judge], ...] = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.lines import Line2D
 
-from scalewise.figures.style import FAINT, batch_axis, device_look, new_figure, save, styled
+from scalewise.figures.style import FAINT, batch_axis, device_look, new_figure, save, styled, whiskers
 from scalewise.findings.cell import Series
 from scalewise.findings.speedup import speedups
 
@@ -41,6 +41,8 @@ def draw_comparison(
         for devices, line in ours.items():
             look = device_look(devices, sorted({*counts, *ours}))
             axes.plot(list(line), list(line.values()), **look, zorder=3)
+            timed = [each for each in speedups(here[workload]) if each.devices == devices]
+            whiskers(axes, [(each.batch, each.speedup, each.uncertainty) for each in timed], look["color"])
             if devices in theirs:
                 dashed = {"color": look["color"], "linestyle": (0, (4, 2)), "linewidth": 1.2, "alpha": 0.8}
                 axes.plot(list(theirs[devices]), list(theirs[devices].values()), **dashed)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
 
-from scalewise.figures.style import COLOURS, FAINT, INK, RULE, new_figure, styled
+from scalewise.figures.style import COLOURS, FAINT, INK, RULE, WORTH_SHOWING, new_figure, number_text, styled, whiskers
 from scalewise.findings.cell import Series
 
 STUDY_BATCHES = (20, 50, 100, 300)
@@ -15,19 +15,21 @@ MOST_CHARTS = 4
 
 @dataclass(frozen=True)
 class BarChart:
-    """One batch: seconds per epoch by device count."""
+    """One batch: seconds per epoch by device count, and what the timing leaves open as a fraction."""
 
     batch: int
     seconds: dict[int, float]
+    uncertainty: dict[int, float] = field(default_factory=dict)
 
 
 def bar_charts(series: Series) -> list[BarChart]:
     """At the study's four batches, or as many of the batches that several device counts share."""
     charts = []
     for batch in series.batches:
-        seconds = {count: cell.epoch_seconds for count in series.device_counts if (cell := series.at(count, batch))}
-        if len(seconds) > 1:
-            charts.append(BarChart(batch, seconds))
+        cells = {count: cell for count in series.device_counts if (cell := series.at(count, batch))}
+        if len(cells) > 1:
+            seconds = {count: cell.epoch_seconds for count, cell in cells.items()}
+            charts.append(BarChart(batch, seconds, {count: cell.uncertainty for count, cell in cells.items()}))
     chosen = [chart for chart in charts if chart.batch in STUDY_BATCHES]
     if len(chosen) == MOST_CHARTS or len(charts) <= MOST_CHARTS:
         return chosen if len(chosen) == MOST_CHARTS else charts
@@ -41,6 +43,8 @@ def draw_bars(series: Series) -> Figure | None:
     charts = bar_charts(series)
     if not charts:
         return None
+    open_questions = [part for chart in charts for part in chart.uncertainty.values()]
+    whiskered = " Whiskers: 95 % intervals." if max(open_questions, default=0.0) > WORTH_SHOWING else ""
     figure, panels = new_figure(
         f"{series.workload} under {series.strategy}: seconds per epoch by devices",
         series.machine,
@@ -48,7 +52,7 @@ def draw_bars(series: Series) -> Figure | None:
         width=max(6.6, 2.3 * len(charts)),
         height=3.7,
         when=series.when,
-        subtitle="Black: one device. Blue: faster. Orange: slower, it chokes.",
+        subtitle="Black: one device. Blue: faster. Orange: slower, it chokes." + whiskered,
     )
     for axes, chart in zip(panels, charts, strict=True):
         names = [str(count) for count in chart.seconds]
@@ -57,12 +61,27 @@ def draw_bars(series: Series) -> Figure | None:
             INK if count == 1 else COLOURS[1] if one and seconds > one else COLOURS[0]
             for count, seconds in chart.seconds.items()
         ]
-        bars = axes.bar(names, list(chart.seconds.values()), color=colours, width=0.72)
-        axes.bar_label(bars, [f"{seconds:.3g}" for seconds in chart.seconds.values()], fontsize=8.5, padding=2)
+        axes.bar(names, list(chart.seconds.values()), color=colours, width=0.72)
+        tops = {count: seconds * (1 + chart.uncertainty.get(count, 0.0)) for count, seconds in chart.seconds.items()}
+        points = [
+            (place, seconds, chart.uncertainty.get(count, 0.0))
+            for place, (count, seconds) in enumerate(chart.seconds.items())
+        ]
+        whiskers(axes, points, FAINT)
+        for place, (count, seconds) in enumerate(chart.seconds.items()):
+            axes.annotate(
+                number_text(seconds),
+                (place, tops[count]),
+                (0, 2),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=8.5,
+            )
         if one:
             axes.axhline(one, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
         axes.set_title(f"batch {chart.batch}")
-        axes.set_ylim(0, max(chart.seconds.values()) * 1.12)
+        axes.set_ylim(0, max(tops.values()) * 1.12)
         axes.set_xlabel("devices")
         axes.spines["left"].set_color(RULE)
         axes.tick_params(axis="x", length=0)

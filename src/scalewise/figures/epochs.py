@@ -8,7 +8,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scalewise.figures.style import FAINT, batch_axis, device_look, legend_above, new_figure, seconds_axis, styled
+from scalewise.figures.style import (
+    FAINT,
+    batch_axis,
+    device_look,
+    legend_above,
+    new_figure,
+    seconds_axis,
+    styled,
+    whiskers,
+)
 from scalewise.findings.bounce import bounce
 from scalewise.findings.cell import Series
 from scalewise.findings.law import inverse_batch_law
@@ -27,6 +36,7 @@ def draw_epochs(series: Series, subtitle: str = "") -> Figure | None:
     )
     law = inverse_batch_law(series)
     fits = {fit.devices: fit for fit in law.holding} if law else {}
+    uncertain = False
     for devices in series.device_counts:
         cells = series.line(devices)
         look = device_look(devices, series.device_counts)
@@ -37,13 +47,17 @@ def draw_epochs(series: Series, subtitle: str = "") -> Figure | None:
             linestyle="none" if devices in fits else "-",
             zorder=3,
         )
+        points = [(cell.batch, cell.epoch_seconds, cell.uncertainty) for cell in cells]
+        uncertain |= whiskers(axes, points, look["color"])
         if devices in fits:
             batches = np.geomspace(cells[0].batch, cells[-1].batch, 200)
             epochs = [fits[devices].epoch_seconds(cells[0].samples / batch) for batch in batches]
             axes.plot(batches, epochs, color=look["color"], linewidth=1.4, alpha=0.8)
     if fits:
         axes.plot([], [], color=FAINT, linewidth=1.4, label="floor + steps × constant")
-    seconds_axis(axes, [cell.epoch_seconds for cell in series.cells])
+    if uncertain:
+        axes.errorbar([], [], [], fmt="none", ecolor=FAINT, elinewidth=1.1, capsize=3, label="95 % interval")
+    seconds_axis(axes, [cell.epoch_seconds * (1 + cell.uncertainty) for cell in series.cells])
     _mark_bounce(axes, series)
     batch_axis(axes, series.batches)
     axes.set_xlabel("global batch size")

@@ -18,6 +18,8 @@ from scalewise.findings.cell import Series
 from scalewise.findings.speedup import best_speedups, chokes
 from scalewise.findings.traffic import transfer_fit
 
+NO_LINE = "Too few steps were timed to draw a line through these cells."
+
 
 def draw_all(series: Sequence[Series], folder: Path) -> list[Path]:
     """PNG and SVG of each, in the order in which they are told; what the cells do not show is not drawn."""
@@ -47,7 +49,7 @@ def _figures(series: Series) -> dict[str, Figure | None]:
         "bars": draw_bars(series),
         "speedups": draw_speedups(series, _clause(best.sentence, ";") if best else ""),
         "scaling": draw_scaling(series),
-        "transfer": draw_transfer(series, _clause(fit.sentence, ";") if fit else ""),
+        "transfer": draw_transfer(series, _clause(fit.sentence, ";") if fit else NO_LINE),
     }
 
 

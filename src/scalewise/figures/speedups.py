@@ -49,7 +49,7 @@ def draw_speedups(series: Series, subtitle: str = "") -> Figure | None:
     counts = series.device_counts
     left.plot(counts, counts, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
     left.annotate(
-        "ideal", (counts[-1], counts[-1]), (-14, 2), textcoords="offset points", ha="right", fontsize=8.5, color=FAINT
+        "ideal", (counts[-1], counts[-1]), (9, 0), textcoords="offset points", va="center", fontsize=8.5, color=FAINT
     )
     left.axhline(1, color=FAINT, linewidth=1)
     right.axhline(1, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
@@ -57,10 +57,12 @@ def draw_speedups(series: Series, subtitle: str = "") -> Figure | None:
         look: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
         for axes, values in ((left, scaling.speedups), (right, efficiencies(scaling))):
             axes.plot(list(values), list(values.values()), **look, label=f"{scaling.batch}")
-    for axes in (left, right):
+    most = max(max(scaling.speedups.values()) for scaling in scalings)
+    best_use = max(max(efficiencies(scaling).values()) for scaling in scalings)
+    for axes, highest in ((left, max(most, counts[-1])), (right, best_use)):
         axes.set_xticks(counts)
         axes.set_xlabel("devices")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, highest * 1.05)
         axes.grid(axis="y")
     left.set_title("speed-up")
     right.set_title("efficiency")

@@ -58,6 +58,8 @@ STEEP = 6
 """Slowest over fastest from which on an axis is logarithmic."""
 TICKS_APART = 0.05
 """Least distance between labels of three digits, as a part of the axis."""
+WORTH_SHOWING = 0.02
+"""Of a value: what is known better than this has no whisker."""
 
 styled = matplotlib.rc_context(_SETTINGS)
 """Decorates functions that draw: legends and lines take their look while they are made."""
@@ -146,6 +148,20 @@ def seconds_axis(axes: Axes, seconds: Sequence[float]) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def number_text(value: float) -> str:
+    """Three digits, or all of a large number's: '0.516', '64.5', '4,120'."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
+def whiskers(axes: Axes, points: Sequence[tuple[float, float, float]], colour: str, label: str = "") -> bool:
+    """What timings leave open: x, y and a fraction of y for each point. Whether any is wide enough to be seen."""
+    wide = [(x, y, y * part) for x, y, part in points if part > WORTH_SHOWING]
+    if wide:
+        x, y, reach = zip(*wide, strict=True)
+        axes.errorbar(x, y, reach, fmt="none", ecolor=colour, elinewidth=1.1, capsize=3, label=label, zorder=2.5)
+    return bool(wide)
 
 
 def legend_above(axes: Axes, columns: int = 6, **more: Any) -> None:

@@ -79,6 +79,8 @@ class Chokes(Finding):
             return self._of_one_cell
         if not self.choking:
             if self.gaining:
+                if self.gaining == self.cells:
+                    return f"{'both' if self.cells == 2 else f'all {self.cells}'} cells are faster than one device"
                 return f"no cell of {self.cells} is slower than one device, and {_are(self.gaining)} faster"
             return f"none of {self.cells} cells is faster or slower than one device beyond doubt"
         worst, least = self.choking[0], self.choking[-1]
@@ -87,7 +89,8 @@ class Chokes(Finding):
             times = f"{1 / least.speedup:.1f} to {times}"
         where = f"worst on {worst.devices} devices at batch {worst.batch}"
         if self.never_gains:
-            return f"never gains from more devices: all {self.cells} cells take {times} as one device, {where}"
+            every = "both cells" if self.cells == 2 else f"all {self.cells} cells"
+            return f"never gains from more devices: {every} take {times} as one device, {where}"
         choke = "chokes: it takes" if len(self.choking) == 1 else "choke: they take"
         chokes = f"{len(self.choking)} of {self.cells} cells {choke} {times} as one device, {where}"
         open_question = f", of {self.undecided} it cannot be told" if self.undecided else ""
