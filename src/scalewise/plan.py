@@ -79,6 +79,8 @@ class Footprint:
     """In the order of their calls."""
     sections: tuple[Section, ...] = ()
     """Between which the model can be cut into stages; empty: nowhere, or not known."""
+    room_bytes: int | None = None
+    """Of a device, where that is limited: stages are cut so that they fit."""
 
     def backward_shares(self, groups: Sequence[range]) -> list[float]:
         """The part of backward that passes until each group of gradients is complete, after the one before it."""

@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
+from scalewise.engines import pipelined
 from scalewise.engines.engine import Job, Place
 from scalewise.engines.pipeline import build
+from scalewise.engines.pipeline_stage import HostStage, TimedStage
 from scalewise.session.worker import Worker
 from scalewise.step.clock import HostClock, Times
 from scalewise.training.request import Request
+from scalewise.training.task import train_task
 
 
 def worked_on(worker: Worker, request: Request) -> list[str]:
@@ -36,3 +39,20 @@ def worked_on(worker: Worker, request: Request) -> list[str]:
     engine.start_epoch([torch.arange(request.settings.batch)])
     engine.step()
     return done
+
+
+def train_through_host(worker: Worker, request: Request) -> int:
+    """As between slices of a GPU, on any device; how many buffers the messages of all steps went through."""
+    made: list[HostStage] = []
+
+    class Noted(HostStage):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    pipelined.TimedStage = Noted  # type: ignore[misc]
+    try:
+        train_task(worker, request)
+    finally:
+        pipelined.TimedStage = TimedStage  # type: ignore[misc]
+    return sum(len(stage.staging.buffers) for stage in made)

@@ -16,12 +16,14 @@ from scalewise.step.clock import HostClock, Times
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.schedules import Kind, schedule_of
+from scalewise.strategies.stage_cuts import stage_ranges
 from scalewise.training.loop import Outcome, train_on
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs.outcomes import bytes_per_step
+from scalewise.workloads.footprint import footprint_of
 from tests.conftest import DEVICE_KIND, SessionOf
-from tests.engines.tasks import worked_on
+from tests.engines.tasks import train_through_host, worked_on
 
 pytestmark = pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
 HERE = torch.device("cpu" if DEVICE_KIND == "cpu" else "cuda")
@@ -104,13 +106,29 @@ def test_parts_of_a_batch_one_after_the_other_change_nothing(tmp_path: Path, ses
     assert_alike(tmp_path / "spread", tmp_path / "alone")
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_messages_through_the_host_change_nothing_and_their_buffers_are_kept(
+    schedule: str, tmp_path: Path, session_of: SessionOf
+) -> None:
+    alone("small_unet", tmp_path / "alone")
+    request = request_for("small_unet", f"pipeline:schedule={schedule},microbatches=4", tmp_path / "spread")
+    buffers = session_of(2).run(train_through_host, request)
+    assert_alike(tmp_path / "spread", tmp_path / "alone")
+    # Every message has one on either side, of as many as cross a cut forward and backward, for each micro-batch.
+    workload = request.resolved()
+    sections = footprint_of(workload, workload.data(request.data)).sections
+    ranges = stage_ranges(sections, 2 * request.strategy.stages_each, 5)  # type: ignore[attr-defined]
+    ends = [sections[stage.stop - 1] for stage in ranges[:-1]]
+    assert buffers == [4 * sum(len(end.passed_bytes) + len(end.returned_bytes) for end in ends)] * 2
+
+
 @pytest.mark.parametrize(
     ("kind", "strategy", "ranks", "sentence"),
     [
         ("declared", "layers", 3, "3 stages are too many for this model: it can be cut into 2 at most (body, head)"),
         ("tied", "layers", 3, "'0' and '2' share weights, and a cut lies between them"),
         ("small_unet", "layers:cut=1.pool+nope", 3, "unknown module to cut at 'nope'"),
-        ("undeclared", "layers", 2, "cannot be cut at second: torch.export fails with"),
+        ("undeclared", "layers", 2, "cannot be cut into stages: torch.export stops at "),
         ("undeclared", "layers", 2, "write it as an nn.Sequential, or say its stages with Workload(stages=...)"),
     ],
 )

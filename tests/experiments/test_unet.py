@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from scalewise.experiments import unet
-from scalewise.experiments.unet import CPU_QUICK, conclude
+from scalewise.experiments.unet import conclude
+from scalewise.experiments.unet_setup import CPU, CPU_QUICK, GPU, GPU_QUICK, Setup, nearest_first
 from scalewise.experiments.unet_words import (
     Ran,
     Spot,
@@ -88,7 +89,10 @@ def test_speedups_stand_beside_the_surveys(result: ExperimentResult) -> None:
 
 
 def test_every_difference_has_its_reason_in_numbers() -> None:
-    data, turns, pipeline = comparison(RAN)
+    alone, data, turns, pipeline = comparison(RAN)
+    assert alone.startswith(
+        "One device: 10 s an epoch; the survey's has 24.76 s, with a width, images and a batch that"
+    )
     assert "Each device computes 50% as long as one alone" in data
     assert "20% of the step, in the mean of both, goes to 976.6 KiB of gradients" in data
     assert "they spent 35% of theirs on it: more than here" in data
@@ -148,8 +152,29 @@ def test_the_page_shows_its_figures_and_keeps_its_numbers(result: ExperimentResu
     assert json.loads((folder / "unet.json").read_text())["survey_epoch_seconds"]["single"] == 24.76
 
 
-@pytest.mark.parametrize("setup", [unet.CPU, unet.CPU_QUICK, unet.GPU, unet.GPU_QUICK])
-def test_every_model_of_the_sweep_can_be_built(setup: unet.Setup) -> None:
+@pytest.mark.parametrize(
+    ("fits", "order"),
+    [
+        ((True, True, True, False), "dcba"),
+        ((True, True, False, False), "cbda"),
+        ((False, False, False, False), "abcd"),
+        ((True, True, True, True), "dcba"),
+    ],
+)
+def test_models_around_the_first_that_does_not_fit_come_first(fits: tuple[bool, ...], order: str) -> None:
+    assert nearest_first("abcd", fits) == list(order)
+
+
+def test_what_was_not_run_and_would_not_fit_is_said_to_be_planned() -> None:
+    left = [replace(each, status="not begun", measured_bytes=None) for each in SPOTS if each.samples_per_second is None]
+    said = sweep_words([each for each in SPOTS if each.samples_per_second] + left, 0.4)
+    assert (
+        "Data parallel fits 0.4 GB a device with 8 M parameters; 30 M, planned 0.60 GB, would not, and were not run."
+    ) in said
+
+
+@pytest.mark.parametrize("setup", [CPU, CPU_QUICK, GPU, GPU_QUICK])
+def test_every_model_of_the_sweep_can_be_built(setup: Setup) -> None:
     for model in setup.models:
         assert resolve(setup.name(*model)).name == setup.name(*model)
 

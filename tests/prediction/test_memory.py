@@ -156,10 +156,36 @@ def test_one_group_adds_up_no_gradients(devices: int, gradients: str) -> None:
     assert held("hybrid:stages=2", **more).flat_bytes == (0 if gradients == "anew" else 100)
 
 
-def test_shards_are_halves_and_one_layer_is_whole_at_a_time() -> None:
+def test_shards_are_halves_and_a_layer_is_gathered_while_it_works() -> None:
+    """`0` weighs 100, `1` 24 and stays gathered from forward to backward."""
     found = held("sharded")
     assert [layer.parameters for layer in found.layers] == [(50,), (10, 2), ()]
     assert peak_memory(found, "adam").optimizer == 2 * 62
+    # In forward the piece that was gathered, and the weights that were copied from it.
+    assert [layer.forward_bytes for layer in found.layers] == [1 + 2 * 100, 2 + 2 * 24, 24]
+    # In backward the weights, half of the gradients beside the shards of them; while `1` works the piece of `0` comes,
+    # and while `0` works the gradients of `1` are on their way.
+    assert [layer.backward_bytes for layer in found.layers] == [5 + 100 + 50 + 24, 30 + 24 + 12 + 100, 6 + 24]
+
+
+def test_a_unit_in_the_middle_has_its_weights_twice_or_its_gradients_and_those_around_it() -> None:
+    """Two layers of one unit: the first in backward begins it, the second has all its gradients."""
+    layers = (*(LayerMemory(name, (100,), 0, 0, 0) for name in ("0", "1.a", "1.b", "2")), LOSS)
+    _, first, second, *_ = held_by(strategy_of("sharded"), 0, Run(4, 8, FOOTPRINT), layers).layers
+    assert second.backward_bytes == 200 + 100 + max(100 + 75, 200)
+    assert first.backward_bytes == 200 + 100 + 100 + 150
+
+
+def test_weights_of_the_model_itself_stay_gathered() -> None:
+    layers = (LayerMemory("embedding", (40,), 0, 0, 0), LayerMemory("blocks.0", (100,), 0, 0, 0), LOSS)
+    own, block, loss = held_by(strategy_of("sharded"), 0, Run(2, 8, FOOTPRINT), layers).layers
+    assert [own.forward_bytes, block.forward_bytes, loss.forward_bytes] == [40, 40 + 200, 40 + 100]
+    assert own.backward_bytes == 40 + 20
+
+
+def test_one_device_gathers_nothing_and_copies() -> None:
+    [layer, *_] = held("sharded", devices=1).layers
+    assert (layer.parameters, layer.forward_bytes, layer.backward_bytes) == ((100,), 1 + 100, 5 + 100 + 24)
 
 
 def profile(*peaks: int) -> ProfileDocument:

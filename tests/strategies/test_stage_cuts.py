@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as some
 
 from scalewise.errors import UserError
 from scalewise.plan import Section
-from scalewise.strategies.stage_cuts import SLACK, costs_of, stage_ranges
+from scalewise.strategies.stage_cuts import MODEL_COPIES, SLACK, costs_of, stage_ranges
 
 
 def sections(*flops: int, passed: tuple[int, ...] = (), held: tuple[int, ...] = ()) -> list[Section]:
@@ -76,6 +77,49 @@ def test_no_cut_is_much_quicker(flops: list[int], stages: int) -> None:
     every = ([0, *bounds, len(model)] for bounds in combinations(range(1, len(model)), stages - 1))
     best = min(slowest([range(*pair) for pair in pairwise(bounds)]) for bounds in every)
     assert slowest(found) <= SLACK * best
+
+
+@pytest.mark.parametrize(
+    ("room_bytes", "expected"),
+    [
+        (None, [range(2), range(2, 4)]),
+        (64, [range(2), range(2, 4)]),
+        (60, [range(1), range(1, 4)]),
+        (45, [range(1), range(1, 4)]),
+    ],
+)
+def test_a_limit_comes_before_balance_and_what_fits_nowhere_is_cut_by_memory(
+    room_bytes: int | None, expected: list[range]
+) -> None:
+    """Four copies of 10, 6, 3 and 3 bytes of weights: 64 and 24 where work is balanced, 40 and 48 at least."""
+    model = sections(1, 1, 1, 1, held=(10, 6, 3, 3))
+    assert stage_ranges(model, 2, 8, room_bytes=room_bytes) == expected
+
+
+@given(
+    some.lists(some.tuples(some.integers(1, 50), some.integers(0, 20)), min_size=1, max_size=8),
+    some.integers(1, 4),
+    some.integers(0, 400),
+)
+def test_what_can_fit_fits_and_no_other_that_does_is_much_quicker(
+    layers: list[tuple[int, int]], stages: int, room_bytes: int
+) -> None:
+    flops, held = zip(*layers, strict=True)
+    model = sections(*flops, held=held)
+    if stages > len(model):
+        return
+
+    def most(cut: list[range], sizes: Sequence[float]) -> float:
+        return max(sum(sizes[at] for at in stage) for stage in cut)
+
+    found = stage_ranges(model, stages, 1, room_bytes=room_bytes)
+    copies = [MODEL_COPIES * each for each in held]
+    bounds = ([0, *each, len(model)] for each in combinations(range(1, len(model)), stages - 1))
+    every = [[range(*pair) for pair in pairwise(each)] for each in bounds]
+    least = max(room_bytes, min(most(cut, copies) for cut in every))
+    fitting = [cut for cut in every if most(cut, copies) <= least]
+    assert most(found, copies) <= least
+    assert most(found, flops) <= SLACK * min(most(cut, flops) for cut in fitting) + 1e-9
 
 
 def test_measured_seconds_count_before_flops() -> None:

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from scalewise.step.clock import HostClock, Times
 from scalewise.step.memory import PeakMemory
 from scalewise.workloads.convolution_memory import Copied, copied_by_convolution
 
 
 def measured(work: Callable[[], object]) -> int:
     with PeakMemory(torch.device("cpu")) as peak:
-        peak.watch(steps=1, anyway=True)
+        peak.watch(HostClock(Times()), steps=1, anyway=True)
         kept = work()
         peak.stop()
     del kept

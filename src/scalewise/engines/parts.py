@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ class Pieces:
         return whole.split(self.sizes, self.dimension)[part] if self.sizes else whole
 
 
-class HoldsParts(EagerEngine):
+class HoldsParts(EagerEngine, ABC):
     """Ranks `0` to `parts - 1` hold one whole model between them; others, if any, hold it once more."""
 
     place: Place
@@ -42,9 +43,9 @@ class HoldsParts(EagerEngine):
     def parameter_count(self) -> int:
         return self.counted
 
+    @abstractmethod
     def held(self) -> Mapping[str, Tensor]:
         """What the optimizer updates here, by name."""
-        raise NotImplementedError
 
     def whole(self) -> Whole | None:
         """Rank 0 gets the others' parts, one tensor after the other, and puts them together in host memory."""

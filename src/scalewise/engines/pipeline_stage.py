@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from scalewise.engines.stage import Stage
 from scalewise.step.clock import Clock
+from scalewise.step.staging import Staging
 
 
 class TimedStage(PipelineStage):
@@ -38,22 +41,53 @@ class TimedStage(PipelineStage):
 
 
 class HostStage(TimedStage):
-    """Between slices of a GPU everything travels through host memory, which gloo can read."""
+    """Between slices of a GPU everything travels through host memory, which gloo can read.
+
+    Every micro-batch has buffers of its own: torch has all of a step's messages come and go before the next begins.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.staging = Staging(self.computes_on)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
-        return [_on_host(each) for each in super().get_fwd_send_ops(fwd_chunk_id)]
+        return self._sent("forward", fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
-        return [_on_host(each) for each in super().get_bwd_send_ops(bwd_chunk_id)]
+        return self._sent("backward", bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
+        return self._awaited("forward", fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[P2POp]:
+        return self._awaited("backward", bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
-        received: tuple[Tensor, ...] = super()._retrieve_recv_activations(fwd_chunk_id)
-        return tuple(each.detach().to(self.computes_on).requires_grad_(each.requires_grad) for each in received)
+        received = super()._retrieve_recv_activations(fwd_chunk_id)
+        return tuple(each for each in self._arrived("forward", fwd_chunk_id, received) if each is not None)
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
-        received: tuple[Tensor | None, ...] = super()._retrieve_recv_grads(bwd_chunk_id)
-        return tuple(each if each is None else each.to(self.computes_on) for each in received)
+        return tuple(self._arrived("backward", bwd_chunk_id, super()._retrieve_recv_grads(bwd_chunk_id)))
+
+    def _sent(self, way: str, chunk: int, operations: list[P2POp]) -> list[P2POp]:
+        staged = [self.staging.filled(("out", way, chunk, at), each.tensor) for at, each in enumerate(operations)]
+        return [_with(each, tensor) for each, tensor in zip(operations, staged, strict=True)]
+
+    def _awaited(self, way: str, chunk: int, operations: list[P2POp]) -> list[P2POp]:
+        staged = [self.staging.like(("in", way, chunk, at), each.tensor) for at, each in enumerate(operations)]
+        return [_with(each, tensor) for each, tensor in zip(operations, staged, strict=True)]
+
+    def _arrived(self, way: str, chunk: int, received: Iterable[Tensor | None]) -> Iterator[Tensor | None]:
+        """On the device: each from its buffer, in the order of the messages, of which none is for what is None."""
+        messages = count()
+        for each in received:
+            key = ("in", way, chunk, next(messages)) if each is not None else None
+            if each is None or key not in self.staging.buffers:
+                yield each  # of a stage on this device
+            else:
+                staged = self.staging.like(key, each)
+                yield staged.to(self.computes_on, copy=True).requires_grad_(each.requires_grad)
 
 
-def _on_host(operation: P2POp) -> P2POp:
-    return P2POp(operation.op, operation.tensor.cpu(), operation.peer, operation.group, operation.tag)
+def _with(operation: P2POp, tensor: Tensor) -> P2POp:
+    return P2POp(operation.op, tensor, operation.peer, operation.group, operation.tag)

@@ -124,7 +124,13 @@ class TimedReduceScatter(ReduceScatter):
             self.clock.note()
         else:
             self.clock.lap("backward")
-        work: dist.Work | None = _reduce_scatter(output_tensor, input_tensor, op, group, async_op)
+        work: dist.Work | None = None
+        if dist.get_backend(group) == "gloo":
+            # Which would do the same with a copy of the input, that its thread then keeps for a while.
+            dist.all_reduce(input_tensor, op, group)
+            output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
+        else:
+            work = _reduce_scatter(output_tensor, input_tensor, op, group, async_op)
         if not self.beside:
             self.clock.lap("reduce")
         return work

@@ -20,6 +20,7 @@ from scalewise.step.feed import Batch, make_feed
 from scalewise.step.left_out import make_model
 from scalewise.step.losses import sum_losses
 from scalewise.step.optimizers import make_optimizer, placed_state
+from scalewise.step.room import memory_limit_bytes
 from scalewise.step.shards import Shard
 from scalewise.step.wire import Wire
 from scalewise.strategies.stage_cuts import Balance, stage_ranges
@@ -58,7 +59,8 @@ class HoldsStages:
         measured = balance == "measured" and count > 1
         self.sections = self._measured(cuttable, size) if measured else cuttable.sections
         share = -(-job.settings.batch // line.parts)
-        self.ranges = stage_ranges(self.sections, count, share, cut)
+        self.room_bytes = memory_limit_bytes()
+        self.ranges = stage_ranges(self.sections, count, share, cut, self.room_bytes)
         _refuse_shared(cuttable, self.ranges)
         self.in_no_stage = _in_no_stage(model, cuttable)
         self.stages = {

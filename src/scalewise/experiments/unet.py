@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -17,8 +17,10 @@ from scalewise.atomic import write_atomically
 from scalewise.errors import RunFailed
 from scalewise.experiments.remarks import load_remarks, not_begun_remarks
 from scalewise.experiments.unet_figure import draw_steps, draw_sweep, draw_table
+from scalewise.experiments.unet_setup import CPU, CPU_QUICK, GPU, GPU_QUICK, Setup, nearest_first
 from scalewise.experiments.unet_words import (
     NAMES,
+    NOT_BEGUN,
     Ran,
     Spot,
     apart,
@@ -32,7 +34,7 @@ from scalewise.experiments.unet_words import (
     typical_step,
 )
 from scalewise.findings.machine import machine_text
-from scalewise.published.unet import SINGLE, SURVEY, SURVEY_EPOCH_SECONDS
+from scalewise.published.unet import DATA_PARALLEL, SINGLE, SURVEY, SURVEY_EPOCH_SECONDS
 from scalewise.results.experiment import ExperimentResult
 from scalewise.results.measured import MeasureResult, cell_line
 from scalewise.results.measurement import Measurement
@@ -42,58 +44,18 @@ from scalewise.session.cores import allowed_cores
 from scalewise.step.room import MEMORY_LIMIT, memory_limit_bytes
 from scalewise.verbs.describe import describe
 from scalewise.verbs.measure import measure
-from scalewise.verbs.memory import planned_memory
+from scalewise.verbs.memory import Asked, planned_on
 from scalewise.verbs.report import remarks_on
 from scalewise.verbs.train import train
 
 DEVICES = 2
 WANTED = ("mirrored", "layers", "pipeline")
 """Beside one device: the survey's data parallelism, its model parallelism, and that with micro-batches."""
-GROWING = ("mirrored", "pipeline", "sharded")
+GROWING = ("mirrored", "pipeline", "sharded", SINGLE)
 """Where models grow: without turns, which need the memory of a pipeline and are slower, but with what divides a model
-most evenly."""
+most evenly; one device last, for the question is what two do."""
 WATCHED_STEPS = 16
 COLUMNS = ["an epoch", "survey", "here", "computing", "memory planned", "measured"]
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What is run on one kind of device."""
-
-    table: str
-    """The U-Net of the comparison with the survey."""
-    table_batch: int
-    models: tuple[tuple[int, int], ...]
-    """(width, depth), the smallest first."""
-    batch: int
-    size: int
-    limit_GB: float
-    """Memory of a device in the second part."""
-    budget: float
-    budget_total: float | None = None
-    interval: float = 2.0
-    samples: int | None = None
-
-    def name(self, width: int, depth: int) -> str:
-        return f"unet:width={width},depth={depth},size={self.size}"
-
-
-CPU = Setup(
-    "unet:width=16", 32, ((8, 2), (8, 3), (16, 3), (32, 3), (32, 4), (64, 4), (64, 5)), 8, 32, 0.4, 30.0
-)  # fmt: skip
-CPU_QUICK = replace(
-    CPU, table_batch=16, models=((8, 2), (16, 3), (32, 4), (64, 4)), budget=3.0, budget_total=70.0, interval=5.0,
-    samples=256,
-)  # fmt: skip
-GPU = Setup(
-    "unet:full", 32, ((32, 3), (32, 4), (64, 4), (96, 4), (128, 4), (128, 5)), 16, 256, 8.0, 30.0
-)  # fmt: skip
-"""8 GB is what the survey's cards have."""
-GPU_QUICK = replace(
-    GPU, table_batch=8, models=((32, 4), (64, 4), (128, 4)), batch=8, budget=4.0, budget_total=40.0, interval=5.0,
-    samples=64,
-)  # fmt: skip
-"""Between slices activations go through the host's loopback: a step of a batch of 32 takes seconds."""
 
 
 def run(out: Path, quick: bool, tell: Callable[[str], None], device_kind: str = "auto") -> ExperimentResult:
@@ -104,17 +66,23 @@ def run(out: Path, quick: bool, tell: Callable[[str], None], device_kind: str = 
         setup = replace(setup, limit_GB=given / 1e9)
     remarks = load_remarks(psutil.getloadavg()[0], len(allowed_cores()))
     tell(f"{setup.table} at batch {setup.table_batch} on one {kind} device and on {DEVICES} ...")
-    first = _measure(out, [setup.table], setup, setup.table_batch, WANTED, kind, tell)
+    first = _measure(out, [setup.table], setup, setup.table_batch, (SINGLE, *WANTED), kind, tell)
     ran = _ran(setup, first.measurements, kind, tell)
     models = [setup.name(*model) for model in setup.models]
     tell(f"{len(models)} models that grow, each device with {setup.limit_GB:g} GB ...")
     with _limited(setup.limit_GB):
-        second = _measure(out, models, setup, setup.batch, GROWING, kind, tell)
+        planned = _planned(setup, models, kind)
+        fits = [(planned[name, DATA_PARALLEL] or 0) <= setup.limit_GB * 1e9 for name in models]
+        second = _measure(out, nearest_first(models, fits), setup, setup.batch, GROWING, kind, tell)
     remarks += not_begun_remarks(first.not_begun + second.not_begun)
     remarks += remarks_on([each for each in (*first.measurements, *second.measurements) if each.status != "oom"])
-    tell("planning and drawing ...")
-    parameters = {name: describe(name).parameters for name in models}
-    spots = [_spot(setup, each, parameters[each.workload]) for each in second.measurements]
+    tell("drawing ...")
+    found = {(cell.workload, cell.strategy): cell for cell in second.measurements}
+    spots = [
+        _spot(name, strategy, describe(name).parameters, planned[name, strategy], found.get((name, strategy)))
+        for name in models
+        for strategy in GROWING
+    ]
     machine = machine_text(Store.environments(out)[first.measurements[0].environment], kind)
     return conclude(out, setup, ran, spots, machine, remarks, len(first.failed) + len(second.failed))
 
@@ -170,7 +138,7 @@ def _measure(
     return measure(
         workloads,
         out=out,
-        strategy=["single", *strategies],
+        strategy=strategies,
         devices=[DEVICES],
         batch=[batch],
         device_kind=kind,
@@ -220,16 +188,30 @@ def _ran(setup: Setup, measurements: Sequence[Measurement], kind: str, tell: Cal
     return ran
 
 
-def _spot(setup: Setup, cell: Measurement, parameters: int) -> Spot:
-    planned = planned_memory(cell.workload, cell.strategy, cell.devices, cell.batch, cell.device_kind, setup.samples)
+def _planned(setup: Setup, models: Sequence[str], kind: str) -> dict[tuple[str, str], int | None]:
+    """Memory of the fullest device, by model and strategy."""
+    cells = [(name, strategy) for name in models for strategy in GROWING]
+    asked = [
+        Asked(name, strategy, 1 if strategy == SINGLE else DEVICES, setup.batch, setup.samples)
+        for name, strategy in cells
+    ]
+    found = planned_on(kind, asked, 100 // DEVICES)
+    return {
+        cell: max((memory.total for memory in ranks), default=None) for cell, ranks in zip(cells, found, strict=True)
+    }
+
+
+def _spot(name: str, strategy: str, parameters: int, planned: int | None, cell: Measurement | None) -> Spot:
+    if cell is None:
+        return Spot(name, parameters, strategy, None, NOT_BEGUN, planned)
     step = cell.step_seconds
     return Spot(
-        cell.workload,
+        name,
         parameters,
-        cell.strategy,
+        strategy,
         cell.batch / step.median if step else None,
         cell.status,
-        max((memory.total for memory in planned), default=None),
+        planned,
         cell.peak_memory_bytes,
         cell.phases.get("reduce", 0.0) / step.median if step else 0.0,
     )

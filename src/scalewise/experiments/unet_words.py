@@ -20,6 +20,7 @@ NAMES = {
     SHARDED: "sharded",
 }
 COMPUTING = ("load", "forward", "loss", "backward", "update")
+NOT_BEGUN = "not begun"
 EVEN = 0.03
 """Times that differ by less are called equal."""
 APART = 0.2
@@ -145,7 +146,7 @@ def headline(machine: str, ran: Mapping[str, Ran]) -> str:
 
 def comparison(ran: Mapping[str, Ran]) -> list[str]:
     """A sentence or more for each row of the survey's table, and why it differs."""
-    said = []
+    said = [_alone(ran[SINGLE])]
     if DATA_PARALLEL in ran:
         said.append(_data_parallel(ran))
     if MODEL_PARALLEL in ran:
@@ -153,6 +154,14 @@ def comparison(ran: Mapping[str, Ran]) -> list[str]:
     if PIPELINE in ran:
         said.append(_pipeline(ran))
     return said
+
+
+def _alone(here: Ran) -> str:
+    return (
+        f"One device: {seconds_text(here.epoch_seconds)} an epoch; the survey's has {SURVEY_EPOCH_SECONDS[SINGLE]:g} s"
+        ", with a width, images and a batch that it does not give: seconds cannot be compared, only how many times as "
+        "fast two devices are."
+    )
 
 
 def _data_parallel(ran: Mapping[str, Ran]) -> str:
@@ -229,12 +238,19 @@ def sweep_words(spots: Sequence[Spot], limit_GB: float) -> list[str]:
         own = sorted((spot for spot in spots if spot.strategy == strategy), key=lambda spot: spot.parameters)
         full = [spot for spot in own if spot.status == "oom"]
         ran = [spot for spot in own if spot.samples_per_second]
+        over = [each for each in own if each.status == NOT_BEGUN and (each.planned_bytes or 0) > limit_GB * 1e9]
         if full and ran:
             first = full[0]
             planned = f", planned {first.planned_bytes / 1e9:.2f} GB," if first.planned_bytes else ""
             said.append(
                 f"{NAMES[strategy].capitalize()} fits {limit_GB:g} GB a device up to {millions(ran[-1])} parameters; "
                 f"{millions(first)}{planned} run out of memory."
+            )
+        elif over and ran:
+            planned = f"planned {(over[0].planned_bytes or 0) / 1e9:.2f} GB"
+            said.append(
+                f"{NAMES[strategy].capitalize()} fits {limit_GB:g} GB a device with {millions(ran[-1])} parameters; "
+                f"{millions(over[0])}, {planned}, would not, and were not run."
             )
         elif ran:
             said.append(

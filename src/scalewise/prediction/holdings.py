@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scalewise.prediction.held import Held, Layers, Run, weights_of
-from scalewise.prediction.split_holdings import held_of_layers, held_of_parts, held_of_pipeline, held_of_shards
+from scalewise.prediction.part_holdings import held_of_parts
+from scalewise.prediction.shard_holdings import held_of_shards
+from scalewise.prediction.stage_holdings import held_of_layers, held_of_pipeline
 from scalewise.strategies.cuts import Cut
 from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.microbatches import microbatch_size, microbatches_for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -107,6 +108,8 @@ class HostClock:
         self.times = times
         self.marks: Marks = []
         self.noted = 0.0
+        self.after_lap: Callable[[], None] | None = None
+        """Of whoever looks at something else between the phases of the first steps."""
 
     def start(self) -> None:
         if len(self.marks) > self.MOST_MARKS:
@@ -115,6 +118,8 @@ class HostClock:
 
     def lap(self, phase: str, *, noted: bool = False) -> None:
         self.marks.append((phase, self.noted if noted else perf_counter()))
+        if self.after_lap:
+            self.after_lap()
 
     def note(self) -> None:
         self.noted = perf_counter()

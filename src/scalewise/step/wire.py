@@ -8,13 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from scalewise.step.staging import Staging
+
 
 class Wire:
     """Sends and receives tensors, several at once; between slices through pinned memory, which gloo can read."""
 
     def __init__(self, device: torch.device) -> None:
-        self.staged = device.type == "cuda" and dist.get_backend() == "gloo"
-        self.buffers: dict[tuple[str, int], Tensor] = {}
+        self.staging = Staging(device) if device.type == "cuda" and dist.get_backend() == "gloo" else None
 
     def send(self, tensors: Sequence[tuple[Tensor, int]]) -> None:
         """Each tensor to its rank, all under way together; returns when all have left."""
@@ -31,27 +32,16 @@ class Wire:
         waiting = []
         for slot, (tensor, source) in enumerate(tensors):
             if tensor.numel():
-                buffer = self._buffer("in", slot, tensor) if self.staged else tensor
+                buffer = self.staging.like(("in", slot), tensor) if self.staging else tensor
                 waiting.append((dist.irecv(buffer, source), buffer, tensor))
         for work, buffer, tensor in waiting:
             if work:
                 work.wait()
-            if self.staged:
+            if self.staging:
                 tensor.copy_(buffer)
             if on_first:
                 on_first()
                 on_first = None
 
     def _out(self, tensor: Tensor, slot: int) -> Tensor:
-        if not self.staged:
-            return tensor.contiguous()
-        buffer = self._buffer("out", slot, tensor)
-        buffer.copy_(tensor)
-        return buffer
-
-    def _buffer(self, way: str, slot: int, like: Tensor) -> Tensor:
-        """Pinned memory is slow to get, so it is kept: the largest that each way and place in a list has needed."""
-        kept = self.buffers.get((way, slot))
-        if kept is None or kept.nbytes < like.nbytes:
-            kept = self.buffers[way, slot] = torch.empty(like.nbytes, dtype=torch.uint8, pin_memory=True)
-        return kept[: like.nbytes].view(like.dtype).view(like.shape)
+        return self.staging.filled(("out", slot), tensor) if self.staging else tensor.contiguous()

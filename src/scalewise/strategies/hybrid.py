@@ -166,7 +166,7 @@ def _stages_plan(footprint: Footprint, groups: AlikeGroups, batch: int) -> Plan:
     pipeline = Pipeline()
     stages, share = groups.inside, -(-batch // groups.count)
     count = microbatches_for(share, stages, pipeline.schedule, pipeline.microbatches)
-    ranges = stage_ranges(footprint.sections, stages, share)
+    ranges = stage_ranges(footprint.sections, stages, share, room_bytes=footprint.room_bytes)
     size = microbatch_size(share, count)
     schedule = schedule_of(pipeline.schedule, stages, 1, count)
     lines = [

@@ -28,7 +28,7 @@ class Layers:
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
         builder = PlanBuilder()
-        ranges = stage_ranges(footprint.sections, devices, batch, self.cut)
+        ranges = stage_ranges(footprint.sections, devices, batch, self.cut, footprint.room_bytes)
         stages = StagesPlan(footprint, ranges, range(devices), backend, batch, notices=True)
         stages.add_update(builder, stages.add_to(builder, schedule_of("gpipe", devices, 1, 1)), batch)
         return builder.plan()

@@ -45,9 +45,10 @@ class Pipeline:
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
         builder = PlanBuilder()
         count = microbatches_for(batch, devices, self.schedule, self.microbatches)
-        ranges = stage_ranges(footprint.sections, devices * self.stages_each, batch, self.cut)
+        stages = devices * self.stages_each
+        ranges = stage_ranges(footprint.sections, stages, batch, self.cut, footprint.room_bytes)
         size = microbatch_size(batch, count)
-        stages = StagesPlan(footprint, ranges, range(devices), backend, size, recompute=self.checkpoint)
-        ends = stages.add_to(builder, schedule_of(self.schedule, devices, self.stages_each, count))
-        stages.add_update(builder, ends, batch)
+        planned = StagesPlan(footprint, ranges, range(devices), backend, size, recompute=self.checkpoint)
+        ends = planned.add_to(builder, schedule_of(self.schedule, devices, self.stages_each, count))
+        planned.add_update(builder, ends, batch)
         return builder.plan()

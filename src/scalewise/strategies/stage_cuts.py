@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -29,8 +30,11 @@ def costs_of(sections: Sequence[Section]) -> list[float]:
     return [section.flops + FLOPS_PER_BYTE * section.kept_bytes for section in sections]
 
 
-def stage_ranges(sections: Sequence[Section], stages: int, samples: int, cut: str = "") -> list[range]:
-    """The sections of every stage: as named, 'encoder.3+decoder.1' beginning the second and third, or balanced."""
+def stage_ranges(
+    sections: Sequence[Section], stages: int, samples: int, cut: str = "", room_bytes: int | None = None
+) -> list[range]:
+    """The sections of every stage: as named, 'encoder.3+decoder.1' beginning the second and third, or balanced, and
+    within `room_bytes` of each device if that can be."""
     if cut:
         return _named(sections, stages, cut.split("+"))
     if not sections and stages > 1:
@@ -42,7 +46,7 @@ def stage_ranges(sections: Sequence[Section], stages: int, samples: int, cut: st
             f"{stages} stages are too many for this model: it can be cut into {len(sections)} at most "
             f"({_names(sections)}); use fewer devices"
         )
-    return list(_balanced(tuple(sections), stages, samples)) if stages > 1 else [range(len(sections))]
+    return list(_balanced(tuple(sections), stages, samples, room_bytes)) if stages > 1 else [range(len(sections))]
 
 
 def _named(sections: Sequence[Section], stages: int, names: list[str]) -> list[range]:
@@ -63,15 +67,19 @@ def _named(sections: Sequence[Section], stages: int, names: list[str]) -> list[r
 
 
 @lru_cache(maxsize=256)
-def _balanced(sections: tuple[Section, ...], stages: int, samples: int) -> tuple[range, ...]:
-    """The quickest slowest stage; among those as good, the least memory on one device, then the least to send."""
+def _balanced(sections: tuple[Section, ...], stages: int, samples: int, room_bytes: int | None) -> tuple[range, ...]:
+    """The quickest slowest stage; among those as good, the least memory on one device, then the least to send. Where
+    memory is limited only of cuts that fit, or, if none does, of those that need least."""
     costs = [0.0, *accumulate(costs_of(sections))]
     held = [0, *accumulate(MODEL_COPIES * each.parameter_bytes + samples * each.kept_bytes for each in sections)]
     tenth = max(held[-1] // 10, 1)
-    quickest = _quickest(costs, stages)
+    room = math.inf if room_bytes is None else max(room_bytes, math.ceil(_evenest(held, stages)))
+    ends = [bisect_right(held, each + room) - 1 for each in held]
+    """How far a stage may reach that begins there."""
+    quickest = _evenest(costs, stages, ends)
 
     def worth(first: int, end: int) -> Worth | None:
-        if costs[end] - costs[first] > SLACK * quickest:
+        if end > ends[first] or costs[end] - costs[first] > SLACK * quickest:
             return None
         sent = sum(sections[end - 1].passed_bytes) if end < len(sections) else 0
         return (held[end] - held[first]) // tenth, sent
@@ -80,13 +88,14 @@ def _balanced(sections: tuple[Section, ...], stages: int, samples: int) -> tuple
     return tuple(range(first, end) for first, end in pairwise(bounds))
 
 
-def _quickest(costs: Sequence[float], stages: int) -> float:
-    """Of the slowest stage, in the evenest cut; `costs` are those of all sections before each, and of all."""
+def _evenest(costs: Sequence[float], stages: int, ends: Sequence[int] | None = None) -> float:
+    """The most of one stage, in the evenest cut; `costs` are those of all sections before each, and of all."""
 
     def is_enough(limit: float) -> bool:
         at = 0
         for _ in range(stages):
-            at = bisect_right(costs, costs[at] + limit) - 1
+            reached = bisect_right(costs, costs[at] + limit) - 1
+            at = min(reached, ends[at]) if ends else reached
         return at == len(costs) - 1
 
     low, high = 0.0, costs[-1]

@@ -115,7 +115,7 @@ def _train_in(
     total = settings.total_steps(len(data))
     times = Times()
     job = Job(workload, data, settings, place, make_clock(place.device, times))
-    peak.watch(steps=total, anyway=room.limit_bytes is not None)
+    peak.watch(job.clock, steps=total, anyway=room.limit_bytes is not None)
     with room.building(peak.look):
         engine = ENGINES[request.strategy.name](request.strategy, job)
     with Interrupt() as interrupt:
@@ -132,7 +132,7 @@ def _train_in(
     if place.rank == 0:
         outcome.footprint = footprint_of(workload, data)
         if isinstance(engine, HoldsStages):
-            outcome.footprint = replace(outcome.footprint, sections=engine.sections)
+            outcome.footprint = replace(outcome.footprint, sections=engine.sections, room_bytes=engine.room_bytes)
         if evaluate:
             planned = Run(place.world, settings.batch, outcome.footprint, accumulate=settings.accumulate)
             samples, cuts = samples_at_a_time(request.strategy, planned), cuts_by(request.strategy, planned)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -101,7 +101,7 @@ class _Planner:
 
     @cached_property
     def footprint(self) -> Footprint:
-        return footprint_of(self.workload, self.data)
+        return replace(footprint_of(self.workload, self.data), room_bytes=memory_limit_bytes())
 
     @property
     def on_gpu(self) -> bool:

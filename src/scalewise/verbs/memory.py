@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import torch
 
 from scalewise.data.data import DataRequest
 from scalewise.prediction.held import Run
 from scalewise.prediction.holdings import cuts_by, held_by, samples_at_a_time
 from scalewise.prediction.memory import Memory, peak_memory
+from scalewise.session.placement import Placement
+from scalewise.session.session import Session
+from scalewise.session.worker import Worker
+from scalewise.step.room import memory_limit_bytes
 from scalewise.strategies.registry import strategy_of
 from scalewise.workloads.footprint import footprint_of
 from scalewise.workloads.layer_memory import layers_of
@@ -21,10 +28,38 @@ def planned_memory(
     chosen, found = strategy_of(strategy), resolve(workload)
     data = found.data(DataRequest(samples=samples))
     device = torch.device("cpu" if device_kind == "cpu" else "cuda")
-    footprint = footprint_of(found, data)
+    footprint = replace(footprint_of(found, data), room_bytes=memory_limit_bytes())
     resident = 0 if device_kind == "cpu" else len(data) * (footprint.input_bytes + footprint.target_bytes)
     run = Run(devices, batch, footprint, device_kind != "cpu", device_kind == "slice", resident_bytes=resident)
     layers = layers_of(found, data, samples_at_a_time(chosen, run), device, cuts=cuts_by(chosen, run))
     return [
         peak_memory(held_by(chosen, rank, run, layers), found.optimizer) for rank in range(devices if layers else 0)
+    ]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run whose memory is to be planned."""
+
+    workload: str
+    strategy: str
+    devices: int
+    batch: int
+    samples: int | None = None
+
+
+def planned_on(device_kind: str, asked: Sequence[Asked], slice_percent: int | None = None) -> list[list[Memory]]:
+    """The same of many runs; of slices on one of them: with fewer multiprocessors cuDNN takes other memory."""
+    if device_kind != "slice":
+        return _plan(None, device_kind, asked)
+    with Session(Placement(1, device_kind, slice_percent=slice_percent)) as session:
+        found: list[list[Memory]]
+        [found] = session.run(_plan, device_kind, asked)
+    return found
+
+
+def _plan(_: Worker | None, device_kind: str, asked: Sequence[Asked]) -> list[list[Memory]]:
+    return [
+        planned_memory(each.workload, each.strategy, each.devices, each.batch, device_kind, each.samples)
+        for each in asked
     ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import operator
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from typing import Any
 
 import torch
@@ -19,9 +20,15 @@ from torch.distributed.pipelining import SplitPoint, pipeline
 from scalewise.errors import UserError
 from scalewise.spec import unknown
 from scalewise.workloads.chain import Part, whole_part
+from scalewise.workloads.user import users_line
 from scalewise.workloads.workload import Workload
 
-ADVICE = "write it as an nn.Sequential, or say its stages with Workload(stages=...)"
+ADVICE = (
+    "write it as an nn.Sequential, or say its stages with Workload(stages=...): then it is cut between those, or where "
+    "pipeline:cut=STAGE says"
+)
+LOOKS_AT_NUMBERS = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
+"""What torch.export raises where a model does one thing or another by the numbers that go through it."""
 
 
 def exported_chain(workload: Workload, model: nn.Module, inputs: Tensor, names: Sequence[str]) -> tuple[Part, ...]:
@@ -44,15 +51,10 @@ def exported_chain(workload: Workload, model: nn.Module, inputs: Tensor, names: 
     if not cuts:
         return (whole_part(model),)
     try:
-        with _quiet(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             split = pipeline(model, (inputs,), split_spec=dict.fromkeys(cuts, SplitPoint.BEGINNING)).split_gm
-    except Exception as error:
-        said = (str(error).strip().splitlines() or [""])[0]
-        raise UserError(
-            f"'{workload.name}' cannot be cut at {', '.join(cuts)}: torch.export fails with {type(error).__name__}: "
-            f"{said}; {ADVICE}"
-        ) from error
+    except Exception as error:  # torch.export runs all of the model, which may do anything
+        raise UserError(f"'{workload.name}' cannot be cut into stages: {_why(error)}; {ADVICE}") from error
     return _parts(workload, split, [order[0] if not names else "the beginning", *cuts])
 
 
@@ -127,12 +129,27 @@ def _parts(workload: Workload, split: fx.GraphModule, names: list[str]) -> tuple
     return tuple(parts)
 
 
-class _quiet:
-    """torch.export remarks on what it does; a refusal is told by us."""
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export remarks on what it does, and prints its graph where it fails; a refusal is told by us."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
 
-    def __enter__(self) -> None:
-        self.level = logging.root.manager.disable
-        logging.disable(logging.WARNING)
 
-    def __exit__(self, *_: object) -> None:
-        logging.disable(self.level)
+def _why(error: BaseException) -> str:
+    """With the user's own line, without torch's advice, which is about other uses of torch.export."""
+    while error.__cause__:
+        error = error.__cause__
+    line = users_line(error)
+    place = f" at {line.filename}:{line.lineno}" + f" ({line.line})" * bool(line.line) if line else ""
+    kind = type(error).__name__
+    if kind in LOOKS_AT_NUMBERS:
+        return f"torch.export stops{place}, where what is computed depends on the numbers in a tensor"
+    said = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+    return f"torch.export stops{place} with {kind}" + f": {said}" * bool(said)

@@ -22,6 +22,9 @@ from scalewise.workloads.convolution_memory import Copied, copied_by_convolution
 from scalewise.workloads.gpu_memory import CudnnWorkspaces, kept_by_product
 from scalewise.workloads.workload import Workload
 
+NEEDS_NUMBERS = (RuntimeError, TypeError, ValueError)
+"""What torch, numpy and Python raise where a model looks at numbers that are not there."""
+
 
 def layers_of(
     workload: Workload,
@@ -54,9 +57,9 @@ def layers_of(
             loss = workload.loss(outputs, targets)
             watch.turn()
             loss.backward()
-        return watch.layers(model)
-    except Exception:  # whatever a model does with real numbers only: nothing is planned then, and the run says so
+    except NEEDS_NUMBERS:  # nothing is planned then, and the run says so
         return ()
+    return watch.layers(model)
 
 
 class _Libraries(NamedTuple):
@@ -186,7 +189,9 @@ class _Watch(TorchDispatchMode):
 
     def _complete(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        self.gradients.add(self.numbers[_storage(parameter.grad)._cdata])
+        number = self.numbers.get(_storage(parameter.grad)._cdata)
+        if number is not None:  # else it is a parameter's or a sample's memory, in use already
+            self.gradients.add(number)
 
     def layers(self, model: nn.Module) -> tuple[LayerMemory, ...]:
         made_in: dict[int, int] = {}

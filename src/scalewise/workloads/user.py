@@ -150,9 +150,15 @@ def _told(what: str) -> Iterator[None]:
         text = f"{type(error).__name__}: {message}" if message else type(error).__name__
         if isinstance(error, SyntaxError):
             raise UserError(f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}") from error
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
-        place = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else f"'{what}'"
+        line = users_line(error)
+        place = f"{line.filename}:{line.lineno}" if line else f"'{what}'"
         raise UserError(f"{place}: {text}") from error
+
+
+def users_line(error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost line of the user's own that led to it."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    return lines[-1] if lines else None
 
 
 def _is_users(filename: str) -> bool:
