@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalewise.clusters.cluster import Device
-from scalewise.plan import Footprint
+from scalewise.plan import Footprint, Section
 from scalewise.prediction.siblings import lone_phases, slowdown
 from scalewise.strategies.registry import strategy_of
 
@@ -36,3 +36,10 @@ def test_what_one_device_does_for_all_has_the_memory_to_itself() -> None:
     assert lone_phases(strategy_of("parameter-server").plan(model, 2, 8)) == {"update"}
     assert lone_phases(strategy_of("parameter-server:servers=2").plan(model, 2, 8)) == frozenset()
     assert lone_phases(strategy_of("mirrored").plan(model, 3, 8)) == frozenset()
+
+
+def test_layers_on_devices_that_take_turns_have_the_memory_to_themselves() -> None:
+    sections = tuple(Section(name, 1000, 4000, 40, (40,), (40,)) for name in "ab")
+    model = Footprint(parameter_bytes=(4000, 4000), input_bytes=40, target_bytes=8, output_bytes=40, sections=sections)
+    assert lone_phases(strategy_of("layers").plan(model, 2, 8)) >= {"forward", "backward"}
+    assert not lone_phases(strategy_of("pipeline").plan(model, 2, 8)) & {"forward", "backward"}

@@ -9,7 +9,7 @@ import pytest
 
 from scalewise.errors import UserError
 from scalewise.plan import Footprint, Matrix, Section
-from scalewise.strategies.cut_step import backward_pass, forward_pass, part_bytes
+from scalewise.strategies.cut_step import NARROW, backward_pass, forward_pass, part_bytes
 from scalewise.strategies.cuts import Cut, declared_cuts
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.units import units_of
@@ -75,11 +75,17 @@ def test_rows_are_summed_forward_and_what_columns_take_in_once_backward() -> Non
     total = 400 + 800 + 60
     forward = forward_pass(MODEL.matrices, cuts)
     assert [each.bytes for each in forward.sums] == [1000, 1000]
-    assert forward.sums[0].at == pytest.approx(400 * 6 / 10 / total)
-    assert forward.share == pytest.approx((400 * 6 / 10 + 400 + 60) / total)
+    heads, wide = (6 + NARROW) / (10 + NARROW), (20 + NARROW) / (40 + NARROW)
+    assert forward.sums[0].at == pytest.approx(400 * heads / total)
+    assert forward.share == pytest.approx((400 * heads + 800 * wide + 60) / total)
     backward = backward_pass(MODEL.matrices, cuts)
     assert [each.bytes for each in backward.sums] == [1000, 1000]
-    assert backward.sums[0].at == pytest.approx((60 + 400) / total)
+    assert backward.sums[0].at == pytest.approx((60 + 800 * wide) / total)
+
+
+def test_half_of_a_narrow_layer_costs_more_than_half_of_it() -> None:
+    matrices = [Matrix("one", "columns", "a", 8, 8, flops=100), Matrix("two", "rows", "a", 8, 8, flops=100)]
+    assert forward_pass(matrices, declared_cuts(matrices, 2)).share == pytest.approx((4 + 12) / (8 + 12))
 
 
 def test_the_datas_own_gradient_is_not_summed() -> None:

@@ -10,6 +10,7 @@ import pytest
 from scalewise.clusters.cluster import Cluster
 from scalewise.clusters.read import read_cluster
 from scalewise.collectives.collective import Collective
+from scalewise.collectives.ring import PIECE_MB
 from scalewise.errors import UserError
 from scalewise.linking import operations
 from scalewise.linking.beside import Beside
@@ -50,7 +51,7 @@ def seconds(cluster: Cluster, collective: Collective) -> float:
 def test_what_was_measured_is_what_is_priced() -> None:
     cluster = cluster_of_seen(Placement(2, "cpu"), seen())
     assert seconds(cluster, Collective("all_reduce", "gloo", 2, 10**7)) == pytest.approx(200e-6 + 1e7 / 0.8e9, rel=1e-3)
-    ring = Collective("all_reduce", "gloo", 2, 10**7, piece_MB=2.0)
+    ring = Collective("all_reduce", "gloo", 2, 10**7, piece_MB=PIECE_MB)
     assert seconds(cluster, ring) == pytest.approx(200e-6 + 1e7 / 0.9e9, rel=1e-3)
     path = Network(cluster, packed(cluster, 2)).path(0, 1, sockets=True, bytes=10**7)
     assert path.seconds_per_byte == pytest.approx(1 / 1.5e9, rel=1e-3)

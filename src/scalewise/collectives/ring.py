@@ -25,8 +25,8 @@ from scalewise.collectives.send import Send
 MIB = 2**20
 
 PIECE_MB = 4.0
-"""With gloo between CPU ranks every piece wakes two threads with cold caches: four ranks on two cores need 7 % more time
-with pieces of 2 MB, a fifth more with 1 MB, and gain nothing from larger ones."""
+"""With gloo between CPU ranks every piece wakes two threads with cold caches: four ranks on two cores need 7 % more
+time with pieces of 2 MB, a fifth more with 1 MB, and gain nothing from larger ones."""
 
 _ELEMENT_BYTES = 4
 """Cuts fall between elements; float32 is assumed, and other types move a cut by a few bytes."""

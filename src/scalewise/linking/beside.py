@@ -25,11 +25,13 @@ def pace_alone(worker: Worker, seconds: float) -> Pace | None:
 
 
 def pace_together(worker: Worker, seconds: float) -> Pace:
-    """All ranks' at once."""
-    dist.barrier()
-    found = pace_of(worker.device, seconds)
-    dist.barrier()
-    return found
+    """All ranks' at once, in step as in training: all begin a piece together, and the slowest at it counts.
+
+    Cores of a shared machine are slow by turns, so a step of all takes longer than one of any.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    return pace_of(worker.device, seconds, lambda taken: agreed(taken, worker, world))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ STREAMED_BYTES = {"cpu": 48 * 2**20, "cuda": 512 * 2**20}
 SIDE = {"cpu": 384, "cuda": 4096}
 """Of the matrices; a core's fit its caches."""
 TINY_CALLS = 200
+PIECE_SECONDS = 0.02
+"""Of work between two looks at the clock, as long as a short training step."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,12 @@ class Pace:
     launch_us: float
 
 
-def pace_of(device: torch.device, seconds: float) -> Pace:
-    """Single precision, without tensor cores."""
+def alone(seconds: float) -> float:
+    return seconds
+
+
+def pace_of(device: torch.device, seconds: float, in_step: Callable[[float], float] = alone) -> Pace:
+    """Single precision, without tensor cores. `in_step`: of ranks side by side, the slowest's seconds."""
     side = SIDE[device.type]
     one, other = torch.randn(side, side, device=device), torch.randn(side, side, device=device)
     elements = STREAMED_BYTES[device.type] // 4
@@ -42,10 +48,10 @@ def pace_of(device: torch.device, seconds: float) -> Pace:
         for _ in range(TINY_CALLS):
             tiny.add_(1.0)
 
-    multiplied = typical_seconds(lambda: torch.mm(one, other), device, seconds / 4)
-    streamed = typical_seconds(lambda: first.add_(second, alpha=1e-6), device, seconds / 4)
-    copied = typical_seconds(lambda: first.copy_(second), device, seconds / 4)
-    started = typical_seconds(start_many, device, seconds / 4)
+    multiplied = typical_seconds(lambda: torch.mm(one, other), device, seconds / 4, in_step)
+    streamed = typical_seconds(lambda: first.add_(second, alpha=1e-6), device, seconds / 4, in_step)
+    copied = typical_seconds(lambda: first.copy_(second), device, seconds / 4, in_step)
+    started = typical_seconds(start_many, device, seconds / 4, in_step)
     return Pace(
         TFLOPS=2 * side**3 / multiplied / 1e12,
         memory_GBps=3 * 4 * elements / streamed / 1e9,
@@ -54,15 +60,22 @@ def pace_of(device: torch.device, seconds: float) -> Pace:
     )
 
 
-def typical_seconds(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """The median of as many as fit the time, after two that warm up; three at least."""
-    for _ in range(2):
-        work()
-    synchronize(device)
-    taken: list[float] = []
-    while len(taken) < 3 or sum(taken) < seconds:
-        started = perf_counter()
-        work()
+def typical_seconds(
+    work: Callable[[], object], device: torch.device, seconds: float, in_step: Callable[[float], float] = alone
+) -> float:
+    """The median of as many pieces as fit the time, after two calls that warm up; three at least."""
+
+    def taken(times: int) -> float:
         synchronize(device)
-        taken.append(perf_counter() - started)
-    return median(taken)
+        started = perf_counter()
+        for _ in range(times):
+            work()
+        synchronize(device)
+        return in_step((perf_counter() - started) / times)
+
+    taken(1)
+    times = max(1, round(PIECE_SECONDS / taken(1)))
+    pieces: list[float] = []
+    while len(pieces) < 3 or times * sum(pieces) < seconds:
+        pieces.append(taken(times))
+    return median(pieces)

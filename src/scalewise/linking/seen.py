@@ -33,7 +33,7 @@ class Seen:
     beside: Beside | None
     alone: Pace
     all_at_once: Pace
-    """The slowest device's."""
+    """The slowest device's at each piece of work."""
     host_copy_GBps: float
     host_copy_latency_us: float
     host_copies_share: bool

