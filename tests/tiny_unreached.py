@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -14,6 +15,12 @@ from tests.tiny import CLASSES, INPUTS, float32
 def never() -> Workload:
     """One of its layers is never called, between two that are."""
     return replace(float32(), model=lambda: Gated(lambda _: False))
+
+
+def never_in_a_row() -> Workload:
+    """The same inside each of four layers that can be cut apart."""
+    width = [INPUTS, 5, 5, 5, CLASSES]
+    return replace(float32(), model=lambda: nn.Sequential(*(Half(takes, gives) for takes, gives in pairwise(width))))
 
 
 def at_first() -> Workload:
@@ -35,6 +42,18 @@ def frozen() -> Workload:
         return layers
 
     return replace(float32(), model=model)
+
+
+class Half(nn.Module):
+    """Has two layers, and calls one."""
+
+    def __init__(self, takes: int, gives: int) -> None:
+        super().__init__()
+        self.called, self.never = nn.Linear(takes, gives), nn.Linear(takes, gives)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.called(inputs).tanh()
+        return outputs
 
 
 class Gated(nn.Module):

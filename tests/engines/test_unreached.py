@@ -1,4 +1,4 @@
-"""Layers that a model holds and never calls: nobody sends them, nobody changes them, as on one device."""
+"""Layers that a model holds and never calls: nobody changes them, as on one device, and what is sent is planned."""
 
 from __future__ import annotations
 
@@ -34,15 +34,21 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
-@pytest.mark.parametrize("strategy", [*EXCHANGING, "sharded", "layers"])
-def test_a_layer_that_is_never_called_is_neither_sent_nor_changed(
-    strategy: str, optimizer: str, tmp_path: Path, session_of: SessionOf
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "kind"),
+    [
+        *((strategy, 2, "never") for strategy in [*EXCHANGING, "sharded", "layers"]),
+        ("hybrid:stages=2", 4, "never_in_a_row"),
+    ],
+)
+def test_a_layer_that_is_never_called_stays_as_it_is_and_what_is_sent_is_planned(
+    strategy: str, ranks: int, kind: str, optimizer: str, tmp_path: Path, session_of: SessionOf
 ) -> None:
     alone, spread = tmp_path / "alone.safetensors", tmp_path / "spread.safetensors"
-    train_on(Place(0, 1, HERE), _request("never", strategy_of("single"), alone, optimizer), lambda _: None)
+    train_on(Place(0, 1, HERE), _request(kind, strategy_of("single"), alone, optimizer), lambda _: None)
     chosen = strategy_of(strategy)
-    request = _request("never", chosen, spread, optimizer)
-    session = session_of(2, chosen if servers_of(chosen) else None)
+    request = _request(kind, chosen, spread, optimizer)
+    session = session_of(ranks, chosen if servers_of(chosen) else None)
     outcomes: list[Outcome] = session.run(train_task, request)
     expected, found = _tensors(alone), _tensors(spread)
     assert found.keys() == expected.keys()

@@ -11,7 +11,8 @@ from scalewise.engines.groups import Groups, groups_of
 from scalewise.engines.line import Line
 from scalewise.engines.pipelined import PipelineEngine
 from scalewise.engines.tensor import build_groups
-from scalewise.step.flat import trainable, views_of
+from scalewise.step.flat import views_of
+from scalewise.step.left_out import is_left_out
 from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.tensor import Tensor as TensorStrategy
@@ -36,8 +37,9 @@ class PipelinesEngine(PipelineEngine):
         self.same_stage = groups.data
         by_kind: dict[torch.dtype, list[nn.Parameter]] = {}
         for stage in self.stages.values():
-            for parameter in trainable(stage):
-                by_kind.setdefault(parameter.dtype, []).append(parameter)
+            for parameter in stage.parameters():
+                if parameter.requires_grad:
+                    by_kind.setdefault(parameter.dtype, []).append(parameter)
         self.learning = list(by_kind.values())
 
     def _reduce(self) -> None:
@@ -47,7 +49,8 @@ class PipelinesEngine(PipelineEngine):
             flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in parameters])
             dist.all_reduce(flat, group=self.same_stage)
             for parameter, view in zip(parameters, views_of(flat, parameters), strict=True):
-                parameter.grad = view
+                if not is_left_out(parameter):  # which has no gradient on one device either
+                    parameter.grad = view
         self.job.clock.lap("reduce")
 
 
