@@ -11,8 +11,9 @@ device at the same batch.
 
 A machine that others share is slower in one minute than in another, which no model can foresee. So every round is a
 prediction of its own: loopback is measured, and then, workload by workload, one device profiled, cells predicted, and
-run. A cell counts as in the round in the middle of its errors. `OUT` keeps profiles, clusters, what was predicted and
-every block as it is measured: a run that was ended goes on there, and `--again` scores the present model on it.
+run. A cell counts by the medians of what was predicted and of what was measured. `OUT` keeps profiles, clusters, what
+was predicted and every block as it is measured: a run that was ended goes on there, and `--again` scores the present
+model on it.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from predicting.cells import ALONE, Cell, Key
 from scalewise.results.units import seconds_text
 
 Scores = dict[str, float | int | None]
+SECONDS = ("predicted", "low", "high", "alone_predicted", "measured", "alone_measured")
 
 
 def scores(cells: Sequence[Cell]) -> Scores:
@@ -62,15 +64,18 @@ def show(cells: Sequence[Cell]) -> None:
 
 
 def middle_of(rounds: Sequence[Sequence[Cell]]) -> list[Cell]:
-    """Each cell as in the round in the middle of its errors: a prediction, and what was measured after it."""
+    """Of each cell the median of what was predicted, and the median of what was measured."""
     by_key: dict[Key, list[Cell]] = {}
     for cell in (cell for cells in rounds for cell in cells):
         by_key.setdefault(cell.key, []).append(cell)
-    return [sorted(cells, key=lambda cell: cell.error)[(len(cells) - 1) // 2] for cells in by_key.values()]
+    return [
+        replace(cells[0], **{name: median(getattr(cell, name) for cell in cells) for name in SECONDS})
+        for cells in by_key.values()
+    ]
 
 
 def show_scores(rounds: Sequence[Sequence[Cell]]) -> None:
-    """The headline is the middle round of each cell; every round by itself is told below it."""
+    """The headline is the medians of the rounds; every round by itself is told below it."""
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     for title in ("cells", "median", "90 %", "worst", "bias", "choking", "foreseen", "false alarms", "inside"):
