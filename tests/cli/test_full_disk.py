@@ -66,6 +66,7 @@ def test_figures_that_do_not_fit(full_disk: Path, scalewise: Run) -> None:
     with Store(full_disk) as store:
         store.add_environment(HERE)
         store.append(cell(10))
+        store.append(cell(20))
     before = {entry.name for entry in full_disk.iterdir()}
     said = scalewise("report", full_disk)
     said.refused(1, f"cannot write {full_disk}/epochs-", ".png: No space left on device")

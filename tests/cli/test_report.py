@@ -17,11 +17,11 @@ def test_a_folder_is_reported_as_one_json_document(scalewise: Run, folder: Path)
     document = json.loads(said.stdout)
     assert document["measurements"] == 2
     assert document["findings"][0] == (
-        "linear, mirrored: never gains from more devices: all 1 cells take 3.0 times as long as one device, "
-        "worst on 2 devices at batch 10"
+        "linear, mirrored: the one cell on several devices takes 3.0 times as long as one device "
+        "(2 devices at batch 10)"
     )
     assert str(folder / "findings.md") in document["files"]
-    assert (folder / "epochs-linear-mirrored.png").exists()
+    assert (folder / "bars-linear-mirrored.png").exists()
 
 
 def test_a_folder_without_measurements_is_one_sentence(scalewise: Run, folder: Path) -> None:
