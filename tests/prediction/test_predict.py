@@ -104,3 +104,16 @@ def test_no_strategy_grows_with_the_devices(strategy: str) -> None:
     few, many = (predictor.simulate(made, count, 10 * count) for count in (64, 4096))
     assert len(many.operations) == len(few.operations)
     assert predictor.predict(made, 4096, 40960).seconds > 0
+
+
+def test_slices_of_a_gpu_update_in_host_memory_at_its_measured_pace() -> None:
+    """Their ranks talk over gloo, as cores do, which update where they compute."""
+    core = replace(BOX.devices[0], name="a core")
+    cores = replace(BOX, backend="gloo", devices=(core,))
+    slices = replace(cores, devices=(replace(core, host_memory_GBps=20.0),))
+    profile, central = stevens_profile("linear"), strategy_of("central-storage")
+    beside, on_host = (Predictor(profile, cluster).predict(central, 2, 20) for cluster in (cores, slices))
+    update = 7 * profile.parameter_bytes / 20e9 / 2
+    assert on_host.phases["update"] - beside.phases["update"] == pytest.approx(
+        update - Predictor(profile, cores).costs.seconds("update", 20) / 2, rel=1e-3
+    )

@@ -16,7 +16,7 @@ from scalewise.advice.rows import Row
 from scalewise.advice.table import table_of
 from scalewise.advice.verdict import Verdict
 from scalewise.clusters.cluster import Cluster
-from scalewise.prediction.predict import UPDATED_ON_HOST, HOST_UPDATE_GBps, Predictor
+from scalewise.prediction.predict import HOST_UPDATE_GBps, Predictor, updates_on_host
 from scalewise.results.printable import Printable
 from scalewise.results.profile import ProfileDocument
 from scalewise.results.units import seconds_text
@@ -106,7 +106,8 @@ class Advice(Printable):
                 f"One device whose step is a CUDA graph takes {seconds_text(step.seconds)} at batch {step.batch}."
                 for step in self.captured.steps[-1:]
             ]
-        if self.cluster.backend == "nccl" and (on_host := [name for name in names if name in UPDATED_ON_HOST]):
+        on_host = [name for name in names if updates_on_host(name, self.cluster)]
+        if on_host and self.cluster.devices[0].host_memory_GBps is None:
             notes += [
                 f"{', '.join(on_host)}: the update is made in host memory, which is assumed, not measured: Adam at "
                 f"{HOST_UPDATE_GBps:g} GB/s."

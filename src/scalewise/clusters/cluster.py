@@ -28,6 +28,8 @@ class Device:
     """How many times as long a multiplication takes while all devices of the host compute; 1: each has its own."""
     beside_memory: float = 1.0
     """The same of streaming through memory, as an update does."""
+    host_memory_GBps: float | None = None
+    """Of a GPU's process through the host's memory while all do so, as updates there do. None: not measured."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from scalewise.linking.kernels import SIDE, Pace, pace_of
+from scalewise.linking.kernels import SIDE, Pace, pace_of, streamed_GBps
 from scalewise.linking.operations import agreed, some_bytes, synchronize
 from scalewise.session.worker import Worker
 
@@ -32,6 +32,13 @@ def pace_together(worker: Worker, seconds: float) -> Pace:
     world = dist.group.WORLD
     assert world is not None
     return pace_of(worker.device, seconds, lambda taken: agreed(taken, worker, world))
+
+
+def host_memory_together(worker: Worker, seconds: float) -> float:
+    """GB/s of each rank's process in the host's memory, all at once and in step."""
+    world = dist.group.WORLD
+    assert world is not None
+    return streamed_GBps(torch.device("cpu"), seconds, lambda taken: agreed(taken, worker, world))
 
 
 @dataclass(frozen=True)

@@ -49,15 +49,22 @@ def pace_of(device: torch.device, seconds: float, in_step: Callable[[float], flo
             tiny.add_(1.0)
 
     multiplied = typical_seconds(lambda: torch.mm(one, other), device, seconds / 4, in_step)
-    streamed = typical_seconds(lambda: first.add_(second, alpha=1e-6), device, seconds / 4, in_step)
     copied = typical_seconds(lambda: first.copy_(second), device, seconds / 4, in_step)
     started = typical_seconds(start_many, device, seconds / 4, in_step)
     return Pace(
         TFLOPS=2 * side**3 / multiplied / 1e12,
-        memory_GBps=3 * 4 * elements / streamed / 1e9,
+        memory_GBps=streamed_GBps(device, seconds / 4, in_step),
         copy_GBps=4 * elements / copied / 1e9,
         launch_us=started / TINY_CALLS * 1e6,
     )
+
+
+def streamed_GBps(device: torch.device, seconds: float, in_step: Callable[[float], float] = alone) -> float:
+    """Read and written, as an optimizer does."""
+    elements = STREAMED_BYTES[device.type] // 4
+    first, second = torch.ones(elements, device=device), torch.ones(elements, device=device)
+    streamed = typical_seconds(lambda: first.add_(second, alpha=1e-6), device, seconds, in_step)
+    return 3 * first.nbytes / streamed / 1e9
 
 
 def typical_seconds(

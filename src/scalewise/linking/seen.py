@@ -39,6 +39,7 @@ class Seen:
     host_copies_share: bool
     topology: Topology | None
     when: str
+    host_memory_GBps: float | None = None
 
     @property
     def shared(self) -> bool:
@@ -85,6 +86,7 @@ def cluster_of_seen(placement: Placement, seen: Seen) -> Cluster:
         copy_GBps=_copy_GBps(placement, seen.beside) if backend == "gloo" and seen.beside else None,
         beside_compute=max(1.0, seen.alone.TFLOPS / seen.all_at_once.TFLOPS),
         beside_memory=max(1.0, seen.alone.memory_GBps / seen.all_at_once.memory_GBps),
+        host_memory_GBps=seen.host_memory_GBps,
     )
     source = f"measured by scalewise doctor, {seen.when}"
     return Cluster(

@@ -32,13 +32,20 @@ from scalewise.timeline import Timeline
 Bottleneck = Literal["network", "compute", "launch", "input", "memory", "idle"]
 UPDATED_ON_HOST = {"parameter-server", "parameter-server-async", "central-storage"}
 UPDATE_PASSES, HOST_UPDATE_GBps = 7, 10.0
-"""Adam reads four numbers and writes three for each parameter; what a process moves in host memory is assumed."""
+"""Adam reads four numbers and writes three for each parameter; what a process moves in host memory is assumed where it
+was not measured."""
 FOLLOWED = 16
 """Devices that are simulated one by one, at most, where they are workers of a server or a root, or of a hybrid."""
 LAUNCHING = 0.85
 """Half the samples taking more than this part of the seconds: the device waits to be told what to do."""
 BESIDE_LAUNCH = 0.25
 """Communication of more than this part of the compute is what holds up several devices that launch no faster."""
+
+
+def updates_on_host(strategy: str, cluster: Cluster) -> bool:
+    """Other than where the devices compute, which are cores of it if nothing says that they are GPUs."""
+    gpus = cluster.backend == "nccl" or cluster.devices[0].host_memory_GBps is not None
+    return strategy in UPDATED_ON_HOST and gpus
 
 
 @dataclass(frozen=True)
@@ -92,8 +99,7 @@ class Predictor:
     ) -> Simulated:
         """One step, with its timeline; of workers that wait for nobody, many."""
         layout = layout or packed(self.cluster, devices)
-        on_host = strategy.name in UPDATED_ON_HOST and self.cluster.backend == "nccl"
-        alone = self._seconds_with_host if on_host else self.costs.seconds
+        alone = self._seconds_with_host if updates_on_host(strategy.name, self.cluster) else self.costs.seconds
         if isinstance(strategy, ParameterServerAsync) and not strategy.exact and devices > 1:
             return self._steady(strategy, devices, batch, layout, slow, self._beside_siblings(alone))
         plan = self._plan(strategy, devices, batch)
@@ -149,7 +155,8 @@ class Predictor:
 
     def _seconds_with_host(self, phase: str, samples: int) -> float:
         if phase == "update":
-            return UPDATE_PASSES * self.profile.parameter_bytes / (HOST_UPDATE_GBps * 1e9)
+            GBps = self.cluster.devices[0].host_memory_GBps or HOST_UPDATE_GBps
+            return UPDATE_PASSES * self.profile.parameter_bytes / (GBps * 1e9)
         return self.costs.seconds(phase, samples)
 
     def predict(

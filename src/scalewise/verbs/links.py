@@ -18,7 +18,7 @@ from scalewise.clusters.cluster import RING, Cluster
 from scalewise.clusters.write import cluster_text
 from scalewise.data.cache import cache_folder
 from scalewise.errors import UserError
-from scalewise.linking.beside import compute_beside, pace_alone, pace_together
+from scalewise.linking.beside import compute_beside, host_memory_together, pace_alone, pace_together
 from scalewise.linking.copies import copies_alone, copies_together
 from scalewise.linking.kernels import Pace
 from scalewise.linking.operations import Refused, Timed, seconds_of, time_operations
@@ -120,6 +120,9 @@ def _look(placement: Placement, seconds: float, tell: OnProgress) -> Seen:
         [alone, *_] = session.run(pace_alone, 16 * seconds)
         [all_at_once, *_] = session.run(pace_together, 16 * seconds)
         host_copy = _host_copy(session, all_at_once, seconds)
+        host_memory = None
+        if placement.device_kind != "cpu":
+            [host_memory, *_] = session.run(host_memory_together, 4 * seconds)
         operations: list[MeasuredOperation] = []
         refused: list[str] = []
         for count in _counts(placement.devices):
@@ -139,7 +142,22 @@ def _look(placement: Placement, seconds: float, tell: OnProgress) -> Seen:
     name, memory_GB = about
     if placement.device_kind == "cpu":
         memory_GB = psutil.virtual_memory().total / 1e9 / placement.devices
-    return Seen(name, memory_GB, operations, refused, together, beside, alone, all_at_once, *host_copy, topology, when)
+    return Seen(
+        device=name,
+        memory_GB=memory_GB,
+        operations=operations,
+        refused=refused,
+        together=together,
+        beside=beside,
+        alone=alone,
+        all_at_once=all_at_once,
+        host_copy_GBps=host_copy[0],
+        host_copy_latency_us=host_copy[1],
+        host_copies_share=host_copy[2],
+        topology=topology,
+        when=when,
+        host_memory_GBps=host_memory,
+    )
 
 
 def _about(worker: Any) -> tuple[str, float]:
