@@ -50,9 +50,9 @@ def train_through_host(worker: Worker, request: Request) -> int:
             super().__init__(*arguments, **options)
             made.append(self)
 
-    pipelined.TimedStage = Noted  # type: ignore[misc]
+    pipelined.TimedStage = pipelined.HostStage = Noted  # type: ignore[misc]
     try:
         train_task(worker, request)
     finally:
-        pipelined.TimedStage = TimedStage  # type: ignore[misc]
+        pipelined.TimedStage, pipelined.HostStage = TimedStage, HostStage  # type: ignore[misc]
     return sum(len(stage.staging.buffers) for stage in made)
