@@ -87,6 +87,26 @@ def test_interleaving_halves_the_idle_time() -> None:
     assert idle_part("pipeline:schedule=interleaved,microbatches=8", 2, 24) == pytest.approx(0.5 / 8.5)
 
 
+@pytest.mark.parametrize(("schedule", "due"), [("gpipe", True), ("1f1b", True), ("interleaved", False)])
+def test_torch_receives_when_a_stage_comes_to_it(schedule: str, due: bool) -> None:
+    """And so nothing is sent before, as the schedules of torch 2.11 to 2.13 have it."""
+    footprint = replace(SKIP, sections=tuple(Section(f"{at}", 100, 400, 0, (10,), (10,)) for at in range(8)))
+    operations = strategy_of(f"pipeline:schedule={schedule},microbatches=4").plan(footprint, 2, 8).operations
+    for step in operations:
+        if step.send:
+            assert (step.send.target in {operations[before].rank for before in step.after}) is due
+
+
+def test_in_1f1b_who_sends_waits_until_it_is_received() -> None:
+    footprint = replace(SKIP, sections=tuple(Section(f"{at}", 100, 400, 0, (10,), (10,)) for at in range(8)))
+    waited = {}
+    for schedule in ("gpipe", "1f1b"):
+        operations = strategy_of(f"pipeline:schedule={schedule},microbatches=4").plan(footprint, 2, 8).operations
+        sent = {at for at, step in enumerate(operations) if step.send and step.send.source == 0}
+        waited[schedule] = any(sent & set(step.after) for step in operations if step.rank == 0 and not step.send)
+    assert waited == {"gpipe": False, "1f1b": True}
+
+
 def test_what_is_computed_again_is_planned() -> None:
     plan = strategy_of("pipeline:checkpoint,microbatches=3").plan(SKIP, 3, 9)
     phases = [step.phase for step in plan.operations]

@@ -170,7 +170,10 @@ def _stages_plan(footprint: Footprint, groups: AlikeGroups, batch: int) -> Plan:
     size = microbatch_size(share, count)
     schedule = schedule_of(pipeline.schedule, stages, 1, count)
     lines = [
-        StagesPlan(footprint, ranges, range(first, first + stages), groups.backend, size) for first in groups.firsts
+        StagesPlan(
+            footprint, ranges, range(first, first + stages), groups.backend, size, when_due=True, sender_waits=True
+        )
+        for first in groups.firsts
     ]
     ends: dict[int, tuple[int, ...]] = {}
     for line in lines:

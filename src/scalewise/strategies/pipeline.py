@@ -48,7 +48,16 @@ class Pipeline:
         stages = devices * self.stages_each
         ranges = stage_ranges(footprint.sections, stages, batch, self.cut, footprint.room_bytes)
         size = microbatch_size(batch, count)
-        planned = StagesPlan(footprint, ranges, range(devices), backend, size, recompute=self.checkpoint)
+        planned = StagesPlan(
+            footprint,
+            ranges,
+            range(devices),
+            backend,
+            size,
+            recompute=self.checkpoint,
+            when_due=self.schedule != "interleaved",
+            sender_waits=self.schedule == "1f1b",
+        )
         ends = planned.add_to(builder, schedule_of(self.schedule, devices, self.stages_each, count))
         planned.add_update(builder, ends, batch)
         return builder.plan()

@@ -17,6 +17,15 @@ NOTICE_BYTES = 1
 
 
 @dataclass(frozen=True)
+class _Passed:
+    """What one stage has for the next, until that is there to receive it."""
+
+    source: int
+    ready: tuple[int, ...]
+    sizes: Sequence[int]
+
+
+@dataclass(frozen=True)
 class StagesPlan:
     """One step of stages in a row: stage s is on the device `ranks[s % len(ranks)]`."""
 
@@ -31,6 +40,10 @@ class StagesPlan:
     """A byte goes ahead of every message, so that waiting for it and receiving it can be told apart."""
     recompute: bool = False
     """Stages keep only what they are given, and go forward once more before backward."""
+    when_due: bool = False
+    """Nothing is sent before the stage that needs it has come to it: then only does torch receive in gpipe and 1f1b."""
+    sender_waits: bool = False
+    """Until what it sent is received, before it goes on, as in 1f1b."""
 
     def add_to(self, builder: PlanBuilder, schedule: Sequence[Sequence[Work]]) -> Ends:
         """Everything up to the update: for each rank, what that waits for.
@@ -43,16 +56,18 @@ class StagesPlan:
         whole = self.samples * max(work.microbatch + 1 for works in schedule for work in works)
         for rank in {self.ranks[0]: 0, self._home(len(self.ranges) - 1): 0}:
             done[rank] = builder.compute("load", rank, whole)
-        arrived: dict[Work, tuple[int, ...]] = {}
+        coming: dict[Work, _Passed] = {}
         waiting = [list(works) for works in schedule]
         while any(waiting):
             for works in waiting:
-                while works and self._can_start(works[0], arrived):
+                while works and self._can_start(works[0], coming):
                     work = works.pop(0)
                     rank = self._home(work.stage)
-                    before = done.get(rank, ()) + arrived.get(work, ())
+                    before = done.get(rank, ())
+                    if work in coming:
+                        before += self._receive(builder, coming[work], rank, done)
                     done[rank] = self._compute(builder, work, rank, before)
-                    self._pass_on(builder, work, done[rank], arrived)
+                    self._pass_on(work, done[rank], coming)
         return done
 
     def add_update(self, builder: PlanBuilder, after: Ends, batch: int) -> None:
@@ -76,8 +91,8 @@ class StagesPlan:
     def _home(self, stage: int) -> int:
         return self.ranks[stage % len(self.ranks)]
 
-    def _can_start(self, work: Work, arrived: dict[Work, tuple[int, ...]]) -> bool:
-        return work in arrived or (work.phase == "forward" and work.stage == 0)
+    def _can_start(self, work: Work, coming: dict[Work, _Passed]) -> bool:
+        return work in coming or (work.phase == "forward" and work.stage == 0)
 
     def _compute(self, builder: PlanBuilder, work: Work, rank: int, before: tuple[int, ...]) -> tuple[int, ...]:
         share = self._shares[work.stage]
@@ -88,26 +103,30 @@ class StagesPlan:
             done = builder.compute("loss", rank, self.samples, done)
         return done
 
-    def _pass_on(
-        self, builder: PlanBuilder, work: Work, done: tuple[int, ...], arrived: dict[Work, tuple[int, ...]]
-    ) -> None:
+    def _pass_on(self, work: Work, done: tuple[int, ...], coming: dict[Work, _Passed]) -> None:
         """To the next stage, or the one before; or nowhere, once the model has been gone through."""
-        last = len(self.ranges) - 1
+        last, source = len(self.ranges) - 1, self._home(work.stage)
         if work.phase == "forward" and work.stage == last:
-            arrived[Work("backward", last, work.microbatch)] = done
+            coming[Work("backward", last, work.microbatch)] = _Passed(source, done, ())
             return
         stage = work.stage + (1 if work.phase == "forward" else -1)
         if stage < 0:
             return
         border = self.footprint.sections[self.ranges[min(work.stage, stage)].stop - 1]
         sizes = border.passed_bytes if work.phase == "forward" else border.returned_bytes
-        source, target = self._home(work.stage), self._home(stage)
-        following = Work(work.phase, stage, work.microbatch)
+        coming[Work(work.phase, stage, work.microbatch)] = _Passed(source, done, sizes)
+
+    def _receive(self, builder: PlanBuilder, passed: _Passed, target: int, done: Ends) -> tuple[int, ...]:
+        """What the target's work waits for; what the source does next may wait for it too."""
+        source = passed.source
         if source == target:
-            arrived[following] = done
-            return
-        ends = builder.transfer("receive", self._messages(source, target, sizes), {source: done})
-        arrived[following] = ends.get(target, done)
+            return passed.ready
+        messages = self._messages(source, target, passed.sizes)
+        ready = passed.ready + (done.get(target, ()) if self.when_due else ())
+        ends = builder.transfer("receive", messages, {source: ready})
+        if self.sender_waits:
+            done[source] = done.get(source, ()) + ends.get(source, ())
+        return ends.get(target, passed.ready)
 
     def _messages(self, source: int, target: int, sizes: Sequence[int]) -> list[Send]:
         bytes = [size * self.samples for size in sizes]
