@@ -40,7 +40,7 @@ GPU = Setup(
 )  # fmt: skip
 """8 GB is what the survey's cards have."""
 GPU_QUICK = replace(
-    GPU, table_batch=8, models=((32, 4), (64, 4), (128, 4)), batch=8, budget=4.0, budget_total=60.0, interval=5.0,
+    GPU, table_batch=8, models=((64, 4), (128, 4), (128, 5)), batch=8, budget=4.0, budget_total=80.0, interval=5.0,
     samples=64,
 )  # fmt: skip
 """Between slices activations go through the host's loopback: a step of a batch of 32 takes seconds."""
