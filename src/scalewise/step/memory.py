@@ -97,6 +97,8 @@ class PeakMemory:
         forget_peak_memory(device)
 
     def __enter__(self) -> PeakMemory:
+        if self.device.type == "cuda":
+            gc.collect()  # an earlier run's model, held by cycles, would count and take room
         return self
 
     def watch(self, clock: Clock, *, anyway: bool = False, steps: int) -> None:

@@ -27,7 +27,7 @@ from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.shares import share_sizes
 from scalewise.tracing import sockets
 from scalewise.training.evaluate import accuracy_of
-from scalewise.training.loop import SECONDS_BETWEEN_REPORTS, Outcome, Report, Update
+from scalewise.training.loop import SECONDS_BETWEEN_REPORTS, Outcome, Report, Update, layers_to_plan
 from scalewise.training.request import Request
 from scalewise.workloads.footprint import footprint_of
 
@@ -76,6 +76,8 @@ def train_asynchronously(
     outcome.step_seconds, outcome.phases, outcome.spans = times.step_seconds, times.phases, times.spans(place.rank)
     outcome.peak_memory_bytes = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
     outcome.footprint = footprint_of(workload, data)
+    if place.rank == 0:
+        outcome.layers = layers_to_plan(job, request, outcome.footprint)
     last = outcome.updates[-1].ticket if outcome.updates else -1
     if last == (total * place.world - 1):
         predictions = partial(predictions_of, model, feed)

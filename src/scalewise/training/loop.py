@@ -134,13 +134,18 @@ def _train_in(
         if isinstance(engine, HoldsStages):
             outcome.footprint = replace(outcome.footprint, sections=engine.sections, room_bytes=engine.room_bytes)
         if evaluate:
-            planned = Run(place.world, settings.batch, outcome.footprint, accumulate=settings.accumulate)
-            samples, cuts = samples_at_a_time(request.strategy, planned), cuts_by(request.strategy, planned)
-            outcome.layers = layers_of(workload, data, samples, place.device, settings.precision, cuts=cuts)
+            outcome.layers = layers_to_plan(job, request, outcome.footprint)
     if evaluate and not outcome.interrupted:
         seen = min(len(data), run.done * settings.batch)
         outcome.accuracy = accuracy_of(workload, engine.predictions, seen, settings.batch)
     return outcome
+
+
+def layers_to_plan(job: Job, request: Request, footprint: Footprint) -> tuple[LayerMemory, ...]:
+    """What layers keep of the samples that this strategy gives a device at a time."""
+    planned = Run(job.place.world, job.settings.batch, footprint, accumulate=job.settings.accumulate)
+    samples, cuts = samples_at_a_time(request.strategy, planned), cuts_by(request.strategy, planned)
+    return layers_of(job.workload, job.data, samples, job.place.device, job.settings.precision, cuts=cuts)
 
 
 class _Run:

@@ -15,6 +15,7 @@ from scalewise.published.models import OUTLINES, SAMPLES
 from scalewise.published.stevens import MODELS, stevens_profile
 from scalewise.results.profile import LayerCost, Profile, ProfileDocument, StepCost
 from scalewise.results.units import seconds_text
+from scalewise.strategies.microbatches import MOST_PER_DEVICE
 
 if TYPE_CHECKING:
     from scalewise.step.settings import Precision
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 SECONDS = 20.0
 """That profiling takes at most, or about; larger batches are then extrapolated, and say so."""
 DEFAULT_BATCH = 64
-MICRO_BATCHES = 4
-"""For each device, that a pipeline makes of a batch."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def known_of(asked: Asked) -> Known:
 
 def sizes_needed(batches: Sequence[int], counts: Sequence[int]) -> list[int]:
     """What one device is given of these batches, alone or as one of so many: all, a share, or a micro-batch."""
-    shares = {part for count in counts for part in (count, count * MICRO_BATCHES)} | {1}
+    shares = {part for count in counts for part in (count, count * MOST_PER_DEVICE)} | {1}
     return sorted({-(-batch // part) for batch in batches for part in shares})
 
 
