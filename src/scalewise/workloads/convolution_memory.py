@@ -67,6 +67,8 @@ def _in_backward(taken: Tensor, weight: Tensor, given: Tensor, padding: list[int
         )
         return Copied(max(of_input - weight.nbytes, summed + of_weights))
     blocked = _blocked_weight(weight)
+    if weight.dim() > 3 and taken.shape[2] < weight.shape[2]:  # lower than a kernel: a matrix product, for the weights
+        return Copied(weight.element_size() * weight.nbytes + _columns(weight, given))
     return max(Copied(blocked), Copied(_blocked(taken) + blocked - weight.nbytes, _blocked(given)), key=sum)
 
 
