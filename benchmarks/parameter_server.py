@@ -100,6 +100,7 @@ def work(worker: Worker, repeats: int, meeting: str) -> dict[str, list[float]]:
 
         def ours() -> None:
             client.begin(1)
+            client.awaited.clear()  # no backward tells that they are there
             for piece in reversed(range(len(client.pieces))):
                 client.left[piece] = 0
                 client.exchange(piece)

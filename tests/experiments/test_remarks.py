@@ -30,6 +30,6 @@ def test_a_verdict_says_why_it_is_rough() -> None:
     ]
     assert roughness(2.14, 2, cells, not_begun=2) == (
         "; rough, because the machine was busy (load 2.1 on 2 cores), 3 of 6 cells have no time, 2 of 3 cells did not "
-        "reach their interval in the time given and the machine's speed moved during 1 of them"
+        "reach their interval in the time given and the machine's speed moved during 1 of 3 cells"
     )
     assert roughness(0.0, 2, cells[2:3], not_begun=1) == "; rough, because 1 of 2 cells have no time"

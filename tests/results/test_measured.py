@@ -23,6 +23,15 @@ def test_a_speedup_is_over_single_at_the_same_batch() -> None:
     assert speedup_of(replace(TWO, hosts=2, link="1gbit"), [ALONE]) == 1.5
 
 
+def test_a_server_is_compared_over_the_same_link() -> None:
+    """Its one worker has a link too."""
+    slow, fast = (replace(MIRRORED_ALONE, link=link) for link in ("5mbit", "500mbit"))
+    slow = replace(slow, epoch_seconds=100 * (fast.epoch_seconds or 0))
+    two = replace(TWO, hosts=2, link="500mbit")
+    assert speedup_of(two, [slow, fast, two]) == 2.5
+    assert speedup_of(two, [slow, two]) is None
+
+
 @pytest.mark.parametrize(
     "field", [{"batch": 20}, {"workload": "conv"}, {"execution": "graph"}, {"precision": "bf16"}, {"protocol": "paper"}]
 )

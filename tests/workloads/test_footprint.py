@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from torch import nn
 
 from scalewise.data.data import DataRequest
 from scalewise.workloads.footprint import footprint_of
+from scalewise.workloads.reached import unreached_by
 from scalewise.workloads.resolve import resolve
 
 
@@ -26,3 +30,13 @@ def test_weights_that_backward_reads_are_known(name: str, read: list[int]) -> No
     footprint = footprint_of(workload, workload.data(DataRequest(samples=4)))
     weighed = zip(footprint.parameter_bytes, footprint.read_again, strict=True)
     assert sorted(size // 4 for size, again in weighed if again) == sorted(read)
+
+
+def test_batch_norm_is_weighed_though_it_refuses_a_lone_sample() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+    workload = replace(resolve("tests.tiny:float32"), model=model)
+    data = workload.data(DataRequest())
+    assert sum(footprint_of(workload, data).parameter_bytes) == 4 * (6 * 8 + 8 + 16 + 8 * 2 + 2)
+    assert unreached_by(workload, data) == frozenset()

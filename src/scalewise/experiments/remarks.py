@@ -35,6 +35,6 @@ def roughness(load: float, cores: int, measurements: Sequence[Measurement], not_
         *([f"the machine was busy (load {load:.1f} on {cores} cores)"] if load >= BUSY_FROM else []),
         *([f"{missing} of {len(measurements) + not_begun} cells have no time"] if missing else []),
         *([f"{wide} of {len(timed)} cells did not reach their interval in the time given"] if wide else []),
-        *([f"the machine's speed moved during {drifted} of them"] if drifted else []),
+        *([f"the machine's speed moved during {drifted} of {len(timed)} cells"] if drifted else []),
     ]
     return f"; rough, because {listed(reasons)}" if reasons else ""

@@ -85,7 +85,7 @@ def _gains(series: Series) -> tuple[str, bool | None]:
         return "only one device measured", None
     if {each.devices for each in every} == {each.devices for each in every if each.faster}:
         return best.sentence, True
-    return best.sentence, None if any(each.speedup > 1 for each in best.best) else False
+    return best.sentence, None if any(each.speedup > 1 or each.undecided for each in best.best) else False
 
 
 def _gains_least_at_the_smallest_batch(series: Series) -> tuple[str, bool | None]:

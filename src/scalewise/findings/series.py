@@ -33,10 +33,11 @@ def series_of(measurements: Sequence[Measurement], environments: Mapping[str, En
     spread = {key[0] for key in groups if key[1] != "single"}
     found: list[tuple[list[Measurement], list[Measurement]]] = []
     for key, members in groups.items():
-        alike, strategy, *_ = key
+        alike, strategy, _, link = key
         if strategy == "single" and alike in spread:
             continue
-        baseline = {each.batch: each for name in (strategy, "single") for each in singles[alike, name]}
+        own = sorted((each for each in singles[alike, strategy] if each.link in (None, link)), key=_is_linked)
+        baseline = {each.batch: each for each in (*own, *singles[alike, "single"])}
         found.append((members, [*baseline.values(), *(each for each in members if each.devices > 1)]))
     return [
         Series(
@@ -48,6 +49,11 @@ def series_of(measurements: Sequence[Measurement], environments: Mapping[str, En
         )
         for (members, compared), label in zip(found, _labels([members[0] for members, _ in found]), strict=True)
     ]
+
+
+def _is_linked(measurement: Measurement) -> bool:
+    """A server's worker, alone on a host of its own: no measure for what another link joins."""
+    return measurement.link is not None
 
 
 def cell_of(measurement: Measurement, environments: Mapping[str, Environment]) -> Cell | None:

@@ -109,10 +109,19 @@ def speedup_of(measurement: Measurement, others: Sequence[Measurement]) -> float
         if other.devices == 1
         and other.epoch_seconds
         and _alike(other) == _alike(measurement)
-        and other.strategy in ("single", measurement.strategy)
+        and (other.strategy == "single" or _is_its_own(other, measurement))
     ]
-    best = min(alone, key=lambda other: other.strategy != "single", default=None)
+    best = min(alone, key=lambda other: _distance(other, measurement), default=None)
     return best.epoch_seconds / measurement.epoch_seconds if best and best.epoch_seconds else None
+
+
+def _is_its_own(other: Measurement, measurement: Measurement) -> bool:
+    """The same strategy, over the same link if a server's worker has one, or over none."""
+    return other.strategy == measurement.strategy and other.link in (None, measurement.link)
+
+
+def _distance(other: Measurement, measurement: Measurement) -> tuple[bool, bool, bool]:
+    return other.strategy != "single", other.options != measurement.options, other.link != measurement.link
 
 
 def _alike(each: Measurement) -> tuple[object, ...]:

@@ -132,7 +132,7 @@ class TrainResult(Printable):
         rate = f"{per_second:,.0f} samples/s" if per_second else "-"
         devices = _counted(self.devices, f"{self.device_kind} device")
         if self.hosts > 1:
-            devices += f" on {self.hosts} hosts joined by {self.link}"
+            devices += f" on {self.hosts} hosts" + (f" joined by {self.link}" if self.link else "")
         spread = f"{self.spread or self.strategy} on {devices}"
         facts = [
             ("workload", f"{self.workload}  ({self.parameters:,} parameters; {self.data})"),

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing import util
 from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scalewise.session.hosts import Host, call_on, rehearse
-from scalewise.session.janitor import afterwards
 from scalewise.session.placement import Placement
 from scalewise.session.quota import quotas
 from scalewise.session.rendezvous import LOOPBACK, open_store
@@ -38,8 +35,6 @@ class Ground:
 def prepare(placement: Placement) -> Iterator[Ground]:
     """Gone when the block ends, or this process does."""
     with ExitStack() as held:
-        # The forkserver's socket lives there; Python removes it at exit, but not when it is killed.
-        held.enter_context(afterwards(":", if_killed=f"rm -rf {shlex.quote(util.get_temp_dir())}"))
         hosts: list[Host] = []
         if placement.link:
             hosts = held.enter_context(rehearse(placement.hosts + placement.servers, placement.link))

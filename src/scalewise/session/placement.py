@@ -11,6 +11,7 @@ from scalewise.session.hosts import MOST_HOSTS, parse_link
 from scalewise.spec import unknown
 
 DEVICE_KINDS = ("cpu", "cuda", "slice", "auto")
+LONGEST_TIMEOUT_SECONDS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,11 @@ class Placement:
         _within("cores per device", self.cores_per_device, 1, None)
         if self.device_kind not in DEVICE_KINDS:
             raise unknown("device kind", self.device_kind, DEVICE_KINDS)
-        if self.timeout_seconds <= 0:
-            raise UserError(f"a timeout of {self.timeout_seconds:g} s leaves no time to answer; valid: above 0")
+        if not 0 < self.timeout_seconds <= LONGEST_TIMEOUT_SECONDS:
+            raise UserError(
+                f"a timeout of {self.timeout_seconds:g} s is not possible; valid: above 0, up to "
+                f"{LONGEST_TIMEOUT_SECONDS:,} s"
+            )
         self._check_hosts()
         self._check_slow()
         self._check_slices()

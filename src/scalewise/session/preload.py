@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
+import shlex
 import sys
-from multiprocessing import forkserver
+from contextlib import ExitStack
+from functools import cache
+from multiprocessing import forkserver, util
+
+from scalewise.session.janitor import afterwards
 
 # torch itself takes seconds to load, an optimizer's first step loads torch._dynamo, and what trains takes a fifth of a
 # second: once, not in every rank.
@@ -23,6 +29,7 @@ def load_for_ranks() -> None:
     """
     if _NO_LEAKS not in sys.warnoptions:
         sys.warnoptions.append(_NO_LEAKS)  # handed to processes that Python starts for itself
+    _sweep_up_if_killed()
     multiprocessing.set_forkserver_preload(_PRELOAD)
     asked_for = os.environ.get(_LOG_LEVEL)
     os.environ[_LOG_LEVEL] = asked_for or "ERROR"
@@ -31,3 +38,11 @@ def load_for_ranks() -> None:
     finally:
         if asked_for is None:
             del os.environ[_LOG_LEVEL]
+
+
+@cache
+def _sweep_up_if_killed() -> None:
+    """The forkserver's socket lives there; Python removes it at exit, but not when it is killed."""
+    held = ExitStack()
+    held.enter_context(afterwards(":", if_killed=f"rm -rf {shlex.quote(util.get_temp_dir())}"))
+    atexit.register(held.close)

@@ -141,6 +141,11 @@ def _work(
             loss.backward()
             clock.lap("backward")
             total += float(loss.detach())
+        if not math.isfinite(total):  # before the servers have all of it, and apply it
+            raise RunFailed(
+                f"the loss became {total} at step {ticket // place.world + 1} of worker {place.rank}; a lower "
+                f"--learning-rate than {job.learning_rate:g} may help"
+            )
         client.finish_pushes()
         clock.lap("push")
         client.finish_pulls()
@@ -148,11 +153,6 @@ def _work(
         clock.close()  # to take the next part is no step's
         now = perf_counter()
         outcome.updates.append(Update(ticket, epoch, samples, total, started, now))
-        if not math.isfinite(total):
-            raise RunFailed(
-                f"the loss became {total} at step {ticket // place.world + 1} of worker {place.rank}; a lower "
-                f"--learning-rate than {job.learning_rate:g} may help"
-            )
         if now - reported > SECONDS_BETWEEN_REPORTS:
             report(Report(ticket // place.world + 1, tickets.total, epoch, total))
             reported = now

@@ -10,6 +10,7 @@ from scalewise.data.data import Data
 from scalewise.errors import UserError
 from scalewise.plan import Footprint, Section
 from scalewise.workloads.chain import WEIGHED, chain_of, example_of, weigh
+from scalewise.workloads.lone_sample import allow_lone_sample
 from scalewise.workloads.matrices import Watch
 from scalewise.workloads.workload import Workload
 
@@ -26,6 +27,7 @@ def footprint_of(workload: Workload, data: Data) -> Footprint:
 def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
     with torch.device(device):
         model = workload.model()
+    allow_lone_sample(model)
     ready: list[Tensor] = []
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from scalewise.data.data import Data
+from scalewise.workloads.lone_sample import allow_lone_sample
 from scalewise.workloads.workload import Workload
 
 
@@ -21,6 +22,7 @@ def unreached_by(workload: Workload, data: Data) -> frozenset[str]:
 def _unreached_on(device: str, workload: Workload, data: Data) -> frozenset[str]:
     with torch.device(device):
         model = workload.model()
+    allow_lone_sample(model)
     inputs, _ = data.example()
     outputs = model(inputs.unsqueeze(0).to(device))
     outputs.float().sum().backward()
