@@ -110,3 +110,20 @@ def tied() -> Workload:
         return nn.Sequential(*layers).double()
 
     return replace(float64(), model=model)
+
+
+class _Tied(nn.Module):
+    """No chain of layers, as far as one can tell: torch.export cuts it, and gives each part weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.second(torch.tanh(self.first(inputs)))))
+        return out
+
+
+def tied_unchained() -> Workload:
+    return replace(float64(), model=lambda: _Tied().double())

@@ -61,7 +61,7 @@ class HoldsStages:
         share = -(-job.settings.batch // line.parts)
         self.room_bytes = memory_limit_bytes()
         self.ranges = stage_ranges(self.sections, count, share, cut, self.room_bytes)
-        _refuse_shared(cuttable, self.ranges)
+        _refuse_shared(model, cuttable, self.ranges)
         self.in_no_stage = _in_no_stage(model, cuttable)
         self.stages = {
             stage: self._stage(cuttable, stage, recompute) for stage in range(count) if line.home(stage) == place.rank
@@ -240,12 +240,13 @@ def _in_no_stage(model: nn.Module, cuttable: Cuttable) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in state.items() if name not in staged and id(tensor) not in tied}
 
 
-def _refuse_shared(cuttable: Cuttable, ranges: list[range]) -> None:
-    """A weight that two stages use would be updated twice, each time with half its gradient."""
+def _refuse_shared(model: nn.Module, cuttable: Cuttable, ranges: list[range]) -> None:
+    """A weight that two stages use would be updated twice, each time with half its gradient. An export has copies."""
+    whole = dict(model.named_parameters(remove_duplicate=False))
     stage_of: dict[nn.Parameter, tuple[int, str]] = {}
     for stage, sections in enumerate(ranges):
         for part in (cuttable.parts[at] for at in sections):
-            for parameter in part.module.parameters():
+            for parameter in (whole[name] for name in part.names().values() if name in whole):
                 other, name = stage_of.setdefault(parameter, (stage, part.name))
                 if other != stage:
                     raise UserError(

@@ -124,6 +124,8 @@ class Holdings:
     def save(self, archive: Archive, version: int, steps_done: int) -> None:
         whole, scalars = archive.collect(version)
         self.weights.copy_(whole.pop(WEIGHTS))
+        if not torch.isfinite(self.weights).all():
+            return  # the last good checkpoint stays; that the loss is no number any more, a worker says
         for kind, flat in whole.items():
             for parameter, view in zip(self.parameters, views_of(flat, self.parameters), strict=True):
                 self.optimizer.state[parameter][kind] = view
