@@ -50,9 +50,9 @@ def train_through_host(worker: Worker, request: Request) -> int:
             super().__init__(*arguments, **options)
             made.append(self)
 
-    pipelined.TimedStage = pipelined.HostStage = Noted  # type: ignore[misc]
+    pipelined.TimedStage = pipelined.HostStage = Noted  # type: ignore[attr-defined]
     try:
         train_task(worker, request)
     finally:
-        pipelined.TimedStage, pipelined.HostStage = TimedStage, HostStage  # type: ignore[misc]
+        pipelined.TimedStage, pipelined.HostStage = TimedStage, HostStage  # type: ignore[attr-defined]
     return sum(len(stage.staging.buffers) for stage in made)

@@ -24,7 +24,7 @@ def test_what_others_have_for_a_while_is_not_taken_for_given_back() -> None:
 
 
 def test_what_a_process_grows_by_in_a_step_hides_nothing_in_the_next() -> None:
-    grown = [8, Seen(1058), Seen(1058, step_ended=True)]
+    grown: list[int | Seen] = [8, Seen(1058), Seen(1058, step_ended=True)]
     live = Live(0, heap_bytes=1000)
     live.follow([*grown, 30, Seen(1058), 30])
     assert (live.most, live.bytes) == (38, 38)
