@@ -11,6 +11,8 @@ from scalewise.step.clock import HostClock, Times
 from scalewise.step.memory import PeakMemory
 
 MB = 1_000_000
+NEXT_TO_NOTHING = 4096
+"""What the rest of the process may give back meanwhile: the C library tells of all it has."""
 
 
 def test_the_peak_of_the_first_two_steps_is_seen() -> None:
@@ -23,7 +25,7 @@ def test_the_peak_of_the_first_two_steps_is_seen() -> None:
         assert peak.read() is None
         peak.after_step(2)
         torch.zeros(50 * MB, dtype=torch.uint8)
-    assert peak.read() == 5 * MB
+    assert peak.read() == pytest.approx(5 * MB, abs=NEXT_TO_NOTHING)
     assert kept.nbytes == 3 * MB
 
 
@@ -32,12 +34,12 @@ def test_what_building_leaves_is_part_of_the_peak_and_what_it_took_is_not() -> N
         peak.watch(HostClock(Times()), steps=1, anyway=True)
         kept = torch.zeros(3 * MB, dtype=torch.uint8)
         torch.zeros(50 * MB, dtype=torch.uint8)
-        assert peak.look() == 3 * MB
+        assert peak.look() == pytest.approx(3 * MB, abs=NEXT_TO_NOTHING)
         torch.zeros(2 * MB, dtype=torch.uint8)
         del kept
-        assert peak.look() == 0
+        assert peak.look() == pytest.approx(0, abs=NEXT_TO_NOTHING)
         torch.zeros(1 * MB, dtype=torch.uint8)
-    assert peak.read() == 1 * MB
+    assert peak.read() == pytest.approx(1 * MB, abs=NEXT_TO_NOTHING)
 
 
 def test_a_run_whose_first_steps_are_timed_is_not_watched() -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from scalewise.phases import shared_out
 from scalewise.strategies.registry import strategy_of
-from scalewise.verbs.outcomes import pace_of, slowest, spread_text
+from scalewise.timeline import Span
+from scalewise.training.loop import Outcome
+from scalewise.verbs.outcomes import pace_of, slowest, spread_text, timeline_of
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
@@ -43,3 +45,14 @@ def test_phases_are_shares_of_the_step_that_is_shown() -> None:
 )
 def test_a_strategy_is_told_with_what_was_asked_for_and_what_it_chose(strategy: str, text: str) -> None:
     assert spread_text(strategy_of(strategy), devices=4, batch=32) == text
+
+
+def test_ranks_of_hosts_with_clocks_of_their_own_begin_together() -> None:
+    """And those of one host stay as they were, to each other."""
+    made = [
+        [Span(0, "forward", 5.0, 1.0), Span(0, "backward", 6.0, 2.0)],
+        [Span(1, "forward", 5.5, 1.0)],
+        [Span(2, "forward", 100_005.0, 1.0)],
+    ]
+    outcomes = [Outcome("made", 8, 1, "eager", "device", 1, spans=spans) for spans in made]
+    assert [(span.rank, span.start) for span in timeline_of(outcomes).spans] == [(0, 0.0), (0, 1.0), (1, 0.5), (2, 0.0)]

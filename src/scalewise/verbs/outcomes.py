@@ -23,16 +23,32 @@ from scalewise.strategies.microbatches import microbatches_for
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.strategy import Backend, Strategy
-from scalewise.timeline import Timeline
+from scalewise.timeline import Span, Timeline
 from scalewise.training.loop import Outcome
 from scalewise.training.request import Request
 
 
 def timeline_of(outcomes: list[Outcome]) -> Timeline:
-    """All ranks' spans, counted from the first one's start."""
-    spans = [span for outcome in outcomes for span in outcome.spans]
-    origin = min((span.start for span in spans), default=0.0)
-    return Timeline(tuple(replace(span, start=span.start - origin) for span in spans))
+    """All ranks' spans, counted from the first one's start. Other hosts count from when they were switched on: ranks
+    that never overlap with the first begin with it."""
+    ranks = [outcome.spans for outcome in outcomes if outcome.spans]
+    if not ranks:
+        return Timeline(())
+    first, ended = _extent(ranks[0])
+    here = [
+        spans if (extent := _extent(spans))[0] < ended and extent[1] > first else _moved(spans, first - extent[0])
+        for spans in ranks
+    ]
+    origin = min(span.start for spans in here for span in spans)
+    return Timeline(tuple(span for spans in here for span in _moved(spans, -origin)))
+
+
+def _extent(spans: list[Span]) -> tuple[float, float]:
+    return min(span.start for span in spans), max(span.start + span.seconds for span in spans)
+
+
+def _moved(spans: list[Span], seconds: float) -> list[Span]:
+    return [replace(span, start=span.start + seconds) for span in spans]
 
 
 def slowest(ranks: list[list[float]]) -> list[float]:
