@@ -37,10 +37,11 @@ def test_the_document_says_where_it_ran_and_what_crossed(strategy: str, tmp_path
         ("killed", "mirrored", "rank 1 was killed (signal 9)"),
         ("raises", "mirrored", "ValueError: a bug in the loss"),
         ("hangs", "mirrored", "rank 1 did not answer within 2 s"),
+        ("raises", "parameter-server-async", "ValueError: a bug in the loss"),
     ],
 )
 def test_a_rank_that_fails_is_named_and_nothing_is_left(workload: str, strategy: str, sentence: str) -> None:
-    run = ("train", f"tests.tiny_ranks:{workload}", "--strategy", strategy, *RANKS, "--steps", 1000, "--timeout", 2)
+    run = ("train", f"tests.tiny_ranks:{workload}", "--strategy", strategy, *RANKS, "--steps", 10**5, "--timeout", 2)
     process = start(*run)
     watched = psutil.Process(process.pid)
     seen: set[psutil.Process] = set()

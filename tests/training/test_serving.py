@@ -103,6 +103,35 @@ def test_a_worker_that_dies_is_dropped_and_the_others_finish(tmp_path: Path) -> 
     assert pushed_and_pulled < result.bytes_per_step.planned < 3 * pushed_and_pulled  # headers too, of one update
 
 
+@pytest.mark.parametrize("options", ["", ":max_staleness=1"])
+def test_an_asynchronous_worker_that_hangs_ends_the_run_and_is_named(options: str) -> None:
+    """With a bound the others wait for it, and time out; without one they do the rest of the work."""
+    with pytest.raises(RankFailed, match=r"^worker 1 did not answer within 1 s$") as raised:
+        scalewise.train(
+            "tests.tiny_ranks:hangs",
+            strategy=f"parameter-server-async{options}",
+            devices=2,
+            device_kind="cpu",
+            batch=4,
+            steps=10**5,
+            timeout_seconds=1,
+        )
+    assert "tiny_ranks.py" in raised.value.details
+
+
+@pytest.mark.parametrize(
+    ("workload", "sentence"),
+    [
+        ("tests.tiny_ranks:raises", "worker 1 failed at .*tiny_ranks.py, line .*: ValueError: a bug in the loss"),
+        ("tests.training.models:breaks_at_the_fifth", "the loss became nan at step .* of worker"),
+    ],
+)
+def test_an_asynchronous_worker_that_raises_fails_the_run(workload: str, sentence: str, session_of: SessionOf) -> None:
+    request = _request("parameter-server-async", 10**5, workload)
+    with pytest.raises(RankFailed, match=sentence):
+        session_of(2, request.strategy).run(train_task, request)
+
+
 def test_a_replacement_joins_and_works() -> None:
     """The replacement has the number of the one that died: it dies at its own fourth batch, and is not replaced."""
     result = scalewise.train(

@@ -21,16 +21,27 @@ OnReport = Callable[[int, Any], None]
 _SETTLE_SECONDS = 0.3
 _SETTLE_SYMPTOM_SECONDS = 2.0
 _STACK_SECONDS = 0.3
+_LOOK_SECONDS = 1.0
+"""Between looks at whether others, whom this launcher's thread does not hear, have begun to wait."""
 
 
 class Answers:
     """One task's answers as they come in."""
 
-    def __init__(self, agent: Agent, channels: Sequence[Connection], timeout_seconds: float, crew: Crew) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        channels: Sequence[Connection],
+        timeout_seconds: float,
+        crew: Crew,
+        seconds_left: Callable[[], float | None] | None = None,
+    ) -> None:
+        """`seconds_left`: of the patience of others than these ranks; None while nobody waits."""
         self._agent = agent
         self._channels = channels
         self._timeout_seconds = timeout_seconds
         self._crew = crew
+        self._seconds_left = seconds_left
         self._results: dict[int, Any] = {}
         self._failures: list[Failure] = []
         self._gone: list[int] = []
@@ -40,12 +51,12 @@ class Answers:
         """All results by rank; from the first one on, the timeout counts for ranks that neither finish nor report."""
         while self._awaited() or self._gone:
             pending = {self._channels[rank]: rank for rank in self._awaited()}
-            patience_seconds = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            patience_seconds, is_last = self._patience()
             ready = wait([*pending, self._agent.ended], patience_seconds)
             heard = [rank for channel, rank in pending.items() if channel in ready]
             for rank in heard:
                 self._hear(rank, on_report)
-            if not heard:
+            if not heard and (ready or is_last):
                 # Only now: what ranks said before they ended explains more than how they ended.
                 self._failures += self._ended() if ready else self._overdue()
                 break
@@ -56,6 +67,16 @@ class Answers:
     def expect(self, seconds: float) -> None:
         """Start the clock before anyone has answered."""
         self._deadline = time.monotonic() + seconds
+
+    def _patience(self) -> tuple[float | None, bool]:
+        """Seconds to wait, and whether nothing heard in them is too little."""
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        if self._seconds_left is None or self._failures or self._gone:
+            return (None, False) if left is None else (max(0.0, left), True)
+        others = self._seconds_left()
+        if others is None or others > _LOOK_SECONDS:
+            return _LOOK_SECONDS, False
+        return max(0.0, others), True
 
     def _awaited(self) -> list[int]:
         heard_of = {*self._results, *self._gone, *(failure.rank for failure in self._failures)}

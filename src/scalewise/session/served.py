@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from types import TracebackType
 from typing import Any
@@ -17,14 +18,17 @@ from scalewise.servers.meeting import announce_end
 from scalewise.session.answers import OnReport
 from scalewise.session.crew import Crew
 from scalewise.session.devices import settle
-from scalewise.session.failure import SYMPTOMS, RankFailed
+from scalewise.session.failure import SYMPTOMS, Kind, RankFailed
 from scalewise.session.ground import Ground, prepare
 from scalewise.session.placement import Placement
 from scalewise.session.session import Session
+from scalewise.session.silence import Silence
 from scalewise.session.worker import SHARED, Worker
 
 # A dead server makes workers fail of a lost connection: the news of its death may come after theirs.
 _SETTLE_SECONDS = 3.0
+_GONE: frozenset[Kind] = frozenset({"died", "lost"})
+"""What an asynchronous worker may suffer and the others go on; one that raises or hangs fails the run."""
 Task = Callable[..., Any]
 
 
@@ -71,15 +75,22 @@ class ServedSession:
         self._runs += 1
         self.lost = []
         told = _one_at_a_time(on_report)
+        silence = Silence(self.placement.timeout_seconds)
         with ThreadPoolExecutor(1 + self.placement.devices) as threads:
             serving = threads.submit(servers.run, in_run, self._runs, self._serve, *args)
 
             def start(number: int) -> Future[list[Any]]:
-                heard = (lambda rank, what: told(number + rank, what)) if told else None
-                return threads.submit(self._workers[number].run, in_run, self._runs, task, *args, on_report=heard)
+                def heard(rank: int, what: Any) -> None:
+                    silence.report(number)
+                    told(number + rank, what)
+
+                silence.begin(number)
+                left = partial(silence.seconds_left, number) if self._independent else None
+                session = self._workers[number]
+                return threads.submit(session.run, in_run, self._runs, task, *args, on_report=heard, seconds_left=left)
 
             try:
-                results = self._gather(serving, {start(number): number for number in self._workers}, start)
+                results = self._gather(serving, {start(number): number for number in self._workers}, start, silence)
                 announce_end(self._meeting())
                 self.served = serving.result()
             except BaseException:
@@ -117,6 +128,7 @@ class ServedSession:
         serving: Future[list[Any]],
         working: dict[Future[list[Any]], int],
         start: Callable[[int], Future[list[Any]]],
+        silence: Silence,
     ) -> list[Any]:
         results: dict[int, list[Any]] = {}
         replacements = self._replacements
@@ -126,10 +138,14 @@ class ServedSession:
                 number, error = working.pop(future), future.exception()
                 if error is None:
                     results[number] = future.result()
+                    silence.finish(number)
                     continue
-                self._find_the_cause(error, serving)
-                if not isinstance(error, RankFailed) or not self._independent:
+                if isinstance(error, RankFailed) and error.kind == "timeout":
+                    silence.waited(number)
+                _find_the_cause(error, serving, working)
+                if not self._independent or not isinstance(error, RankFailed) or error.kind not in _GONE:
                     raise error
+                silence.drop(number)
                 self.lost.append(str(error))
                 if replacements:
                     replacements -= 1
@@ -141,15 +157,6 @@ class ServedSession:
                 serving.result()
                 raise RuntimeError("servers ended before their workers")
         return [result for number in sorted(results) for result in results[number]]
-
-    def _find_the_cause(self, error: BaseException, serving: Future[list[Any]]) -> None:
-        """Raise the servers' own failure if this one is but its consequence."""
-        if isinstance(error, RankFailed) and error.kind in SYMPTOMS:
-            deadline = time.monotonic() + _SETTLE_SECONDS
-            while not serving.done() and time.monotonic() < deadline:
-                time.sleep(0.05)
-        if serving.done() and serving.exception() is not None:
-            serving.result()
 
     def _open_worker(self, number: int) -> Session:
         self._started += 1
@@ -169,6 +176,25 @@ class ServedSession:
         return PrefixStore(_run_prefix(self._runs), PrefixStore(SHARED, self._ground.store))
 
 
+def _find_the_cause(error: BaseException, serving: Future[list[Any]], working: Iterable[Future[list[Any]]]) -> None:
+    """Raise the failure of the servers, or of a worker that hangs, if this one is but its consequence."""
+    if isinstance(error, RankFailed) and error.kind in SYMPTOMS:
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while not (_failed(serving) or any(map(_hung, working))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    for cause in (*filter(_failed, [serving]), *filter(_hung, working)):
+        cause.result()
+
+
+def _failed(future: Future[list[Any]]) -> bool:
+    return future.done() and future.exception() is not None
+
+
+def _hung(future: Future[list[Any]]) -> bool:
+    error = future.exception() if future.done() else None
+    return isinstance(error, RankFailed) and error.kind == "hang"
+
+
 def in_run(worker: Worker, run: int, task: Task, *args: Any) -> Any:
     """A task with keys of its own in the shared store."""
     return task(replace(worker, shared=PrefixStore(_run_prefix(run), worker.shared)), *args)
@@ -178,14 +204,13 @@ def _run_prefix(run: int) -> str:
     return f"run{run}"
 
 
-def _one_at_a_time(on_report: OnReport | None) -> OnReport | None:
+def _one_at_a_time(on_report: OnReport | None) -> OnReport:
     """Reports come from a thread per crew."""
-    if on_report is None:
-        return None
     lock = Lock()
 
     def told(rank: int, what: Any) -> None:
-        with lock:
-            on_report(rank, what)
+        if on_report is not None:
+            with lock:
+                on_report(rank, what)
 
     return told

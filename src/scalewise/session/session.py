@@ -59,10 +59,17 @@ class Session:
         self._idle = True
         return self
 
-    def run(self, task: Callable[..., Any], *args: Any, on_report: OnReport | None = None) -> list[Any]:
+    def run(
+        self,
+        task: Callable[..., Any],
+        *args: Any,
+        on_report: OnReport | None = None,
+        seconds_left: Callable[[], float | None] | None = None,
+    ) -> list[Any]:
         """The task's result on every rank; `on_report(rank, what)` hears what ranks report meanwhile.
 
-        Once a rank has finished, the others must finish, or report, every `placement.timeout_seconds`.
+        Once a rank has finished, the others must finish, or report, every `placement.timeout_seconds`; `seconds_left`:
+        until those of other crews have waited for these as long, None while they do not wait.
         """
         if self._agent is None or not self._idle:
             raise RuntimeError("this session is closed; open another")
@@ -73,7 +80,9 @@ class Session:
             for channel in self._channels:
                 with suppress(ConnectionError):  # a rank that died in the meantime: gathering finds out how
                     channel.send_bytes(order)
-            results = Answers(self._agent, self._channels, self.placement.timeout_seconds, self._crew).gather(on_report)
+            timeout_seconds = self.placement.timeout_seconds
+            answers = Answers(self._agent, self._channels, timeout_seconds, self._crew, seconds_left)
+            results = answers.gather(on_report)
         except BaseException:
             self.close()
             raise
