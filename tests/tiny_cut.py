@@ -127,3 +127,31 @@ class _Tied(nn.Module):
 
 def tied_unchained() -> Workload:
     return replace(float64(), model=lambda: _Tied().double())
+
+
+class Norms(nn.Module):
+    """What it does differs between training and evaluation; a head of attention, because that asks for itself."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 5), nn.BatchNorm1d(5)
+        self.drop = nn.Dropout(dropout)
+        self.attention = nn.MultiheadAttention(5, 1, dropout, batch_first=True)
+        self.last = nn.Linear(5, 3)
+        self.register_buffer("scale", torch.full((5,), 2.0), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        value = self.drop(torch.tanh(self.norm(self.first(inputs)))) * self.scale
+        row = value.unsqueeze(1)
+        attended = self.attention(row, row, row, need_weights=False)[0]
+        result: Tensor = self.last(attended.squeeze(1) + value)
+        return result
+
+
+def norms() -> Workload:
+    """Not with Adam, which makes much of the rounding in what is no gradient: over one key attention learns nothing."""
+    return replace(float64(), model=lambda: Norms(0.0).double(), optimizer="momentum")
+
+
+def dropping() -> Workload:
+    return replace(float64(), model=lambda: Norms(0.5).double())

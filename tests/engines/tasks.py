@@ -11,6 +11,7 @@ from scalewise.engines import pipelined
 from scalewise.engines.engine import Job, Place
 from scalewise.engines.pipeline import build
 from scalewise.engines.pipeline_stage import HostStage, TimedStage
+from scalewise.engines.registry import ENGINES
 from scalewise.session.worker import Worker
 from scalewise.step.clock import HostClock, Times
 from scalewise.training.request import Request
@@ -56,3 +57,13 @@ def train_through_host(worker: Worker, request: Request) -> int:
     finally:
         pipelined.TimedStage, pipelined.HostStage = TimedStage, HostStage  # type: ignore[attr-defined]
     return sum(len(stage.staging.buffers) for stage in made)
+
+
+def samples_at_a_time(worker: Worker, request: Request) -> int | None:
+    """That an exported model takes."""
+    workload = request.resolved()
+    place = Place(worker.rank, worker.world, worker.device)
+    job = Job(workload, workload.data(request.data), request.settings, place, HostClock(Times()))
+    engine: Any = ENGINES[request.strategy.name](request.strategy, job)
+    samples: int | None = engine.fixed_batch
+    return samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from scalewise.training.task import train_task
 from scalewise.verbs.outcomes import bytes_per_step
 from scalewise.workloads.footprint import footprint_of
 from tests.conftest import DEVICE_KIND, SessionOf
-from tests.engines.tasks import train_through_host, worked_on
+from tests.engines.tasks import samples_at_a_time, train_through_host, worked_on
 
 pytestmark = pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
 HERE = torch.device("cpu" if DEVICE_KIND == "cpu" else "cuda")
@@ -67,6 +68,7 @@ def assert_alike(found: Path, expected: Path) -> None:
         ("skipping", "pipeline", 3),
         ("skipping", "pipeline:cut=layers.1", 2),
         ("small_unet", "layers:cut=1+4", 3),
+        ("tied_unchained", "layers:cut=head", 2),
         ("batch_norm_unet", "layers:balance=measured", 2),
     ],
 )
@@ -103,6 +105,29 @@ def test_a_checkpoint_of_one_strategy_goes_on_under_another(
 def test_parts_of_a_batch_one_after_the_other_change_nothing(tmp_path: Path, session_of: SessionOf) -> None:
     alone("small_unet", tmp_path / "alone")
     session_of(2).run(train_task, request_for("small_unet", "layers", tmp_path / "spread", accumulate=2))
+    assert_alike(tmp_path / "spread", tmp_path / "alone")
+
+
+def test_batch_norm_in_an_exported_model_is_trained_and_evaluated_as_on_one_device(
+    tmp_path: Path, session_of: SessionOf
+) -> None:
+    whole = DataRequest(samples=10)
+    request = replace(request_for("norms", "single", tmp_path / "alone"), data=whole)
+    reference = train_on(Place(0, 1, HERE), request, lambda _: None)
+    request = replace(request_for("norms", "layers:balance=measured", tmp_path / "spread"), data=whole)
+    outcomes = session_of(2).run(train_task, request)
+    assert_alike(tmp_path / "spread", tmp_path / "alone")
+    assert outcomes[-1].accuracy == pytest.approx(reference.accuracy)
+
+
+@pytest.mark.parametrize(("accumulate", "samples"), [(1, [5, 5]), (2, [3, 3]), (3, [2, 2])])
+def test_an_exported_model_is_exported_for_the_samples_of_a_part(
+    accumulate: int, samples: list[int], tmp_path: Path, session_of: SessionOf
+) -> None:
+    request = request_for("skipping", "layers", tmp_path / "spread", accumulate=accumulate)
+    assert session_of(2).run(samples_at_a_time, request) == samples
+    alone("skipping", tmp_path / "alone")
+    session_of(2).run(train_task, request)
     assert_alike(tmp_path / "spread", tmp_path / "alone")
 
 

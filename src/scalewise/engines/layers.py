@@ -28,7 +28,8 @@ class LayersEngine(HoldsStages):
     """One stage per rank."""
 
     def __init__(self, strategy: Layers, job: Job, line: Line) -> None:
-        super().__init__(job, line, strategy.cut, -(-job.settings.batch // line.parts), strategy.balance)
+        share = -(-job.settings.batch // line.parts)
+        super().__init__(job, line, strategy.cut, -(-share // job.settings.accumulate), strategy.balance)
         [(self.number, self.stage)] = self.stages.items()
         self.notice = torch.zeros(1, dtype=torch.uint8, device=job.place.device)
         self.pending: Iterator[tuple[Shard, Batch | None, bool]] = iter(())

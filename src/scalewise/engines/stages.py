@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -73,6 +74,9 @@ class HoldsStages:
         self.wire = Wire(place.device) if len(line.ranks) > 1 else None
         self.seen: list[Tensor] = []
         self.steps = 0
+        if self.fixed_batch:
+            del model, cuttable
+            gc.collect()  # an export holds all of the model in cycles, and other stages' weights are not to stay here
 
     def losses(self) -> Tensor:
         known = torch.stack(self.seen).float() if self.last and self.seen else torch.zeros(self.steps)
@@ -116,6 +120,8 @@ class HoldsStages:
             for name, left in self.in_no_stage.items():
                 left.copy_(state[name])
             for name, mine in self._held().items():
+                if name not in state:  # a constant that an export made of the model
+                    continue
                 mine.copy_(state[name])
                 if self.optimizer and (kept := optimizer.state.get(state[name])):
                     self.optimizer.state[mine] = {

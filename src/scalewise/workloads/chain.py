@@ -14,6 +14,7 @@ from scalewise.data.data import Data
 from scalewise.errors import UserError
 from scalewise.plan import Section
 from scalewise.workloads.count import counting
+from scalewise.workloads.unchanged import unchanged_buffers
 from scalewise.workloads.workload import Workload
 
 EXPLAINED = "a part of a model that is to be cut gives a tensor, or a tuple of tensors, to the next"
@@ -64,6 +65,11 @@ class Border:
     packed: bool
     """In a tuple, also where it is only one."""
 
+    @property
+    def kinds(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Of its tensors, whether gradients come back or not."""
+        return [(each.shape, each.dtype) for each in self.tensors]
+
     def unpack(self, tensors: Sequence[Tensor]) -> Any:
         return tuple(tensors) if self.packed else tensors[0]
 
@@ -92,7 +98,8 @@ def weigh(parts: Sequence[Part], inputs: Tensor) -> tuple[tuple[Section, ...], t
     count = len(inputs)
     seen = _Kept(parts, inputs)
     value: Any = inputs
-    with counting() as counter, saved_tensors_hooks(seen.note, lambda tensor: tensor):
+    tried = unchanged_buffers(part.module for part in parts)
+    with tried, counting() as counter, saved_tensors_hooks(seen.note, lambda tensor: tensor):
         for part in parts:
             before, kept = counter.get_total_flops(), seen.bytes
             value = part.module(value)
@@ -122,6 +129,7 @@ class _Kept:
         self.storages |= {_storage(parameter) for part in parts for parameter in part.module.parameters()}
 
     def note(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()  # with its graph, which keeps this, neither would ever go
         if tensor.layout == torch.strided and _storage(tensor) not in self.storages:
             self.tensors.append(tensor)
             self.storages.add(_storage(tensor))

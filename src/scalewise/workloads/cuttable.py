@@ -34,11 +34,21 @@ def cuttable_of(workload: Workload, data: Data, model: nn.Module, stages: int, c
         alone = (whole_part(model),)
         with torch.random.fork_rng(devices=[]):
             return Cuttable(alone, *weigh(alone, example_of(data, WEIGHED, "cpu")))
-    from scalewise.workloads.exported import exported_chain  # takes seconds to load
+    from scalewise.workloads.exported import evaluated_otherwise, exported_chain  # takes seconds to load
 
     exported = exported_chain(workload, model, example_of(data, size, "cpu"), names)
     with torch.random.fork_rng(devices=[]):
-        return Cuttable(exported, *weigh(exported, example_of(data, size, "cpu")), fixed_batch=size)
+        sections, borders = weigh(exported, example_of(data, size, "cpu"))
+        for part in exported:
+            part.module.eval()
+        _, evaluated = weigh(exported, example_of(data, size, "cpu"))
+    for part, border, other in zip(exported, borders, evaluated, strict=True):
+        part.module.train()
+        if [(each.shape, each.dtype) for each in border.tensors] != [
+            (each.shape, each.dtype) for each in other.tensors
+        ]:
+            raise evaluated_otherwise(workload, part.name)
+    return Cuttable(exported, sections, borders, fixed_batch=size)
 
 
 def _weighed(workload: Workload, data: Data, parts: tuple[Part, ...]) -> tuple[tuple[Section, ...], tuple[Border, ...]]:

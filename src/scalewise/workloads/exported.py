@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from torch.distributed.pipelining import SplitPoint, pipeline
 from scalewise.errors import UserError
 from scalewise.spec import unknown
 from scalewise.workloads.chain import Part, whole_part
+from scalewise.workloads.exported_part import ExportedPart, Piece, is_evaluated_alike, tensors_of
+from scalewise.workloads.unchanged import unchanged_buffers
 from scalewise.workloads.user import users_line
 from scalewise.workloads.workload import Workload
 
@@ -52,10 +55,12 @@ def exported_chain(workload: Workload, model: nn.Module, inputs: Tensor, names: 
         return (whole_part(model),)
     try:
         with _quiet():
-            split = pipeline(model, (inputs,), split_spec=dict.fromkeys(cuts, SplitPoint.BEGINNING)).split_gm
+            at = dict.fromkeys(cuts, SplitPoint.BEGINNING)
+            trained = pipeline(model, (inputs,), split_spec=at).split_gm
+            evaluated = pipeline(model.eval(), (inputs,), split_spec={}).split_gm  # it knows already where to be cut
     except Exception as error:  # torch.export runs all of the model, which may do anything
         raise UserError(f"'{workload.name}' cannot be cut into stages: {_why(error)}; {ADVICE}") from error
-    return _parts(workload, split, [order[0] if not names else "the beginning", *cuts])
+    return _parts(workload, model, (trained, evaluated), [order[0] if not names else "the beginning", *cuts])
 
 
 def _layers(model: nn.Module) -> list[str]:
@@ -74,7 +79,7 @@ def _layers(model: nn.Module) -> list[str]:
 def _calls(workload: Workload, model: nn.Module, inputs: Tensor, names: Sequence[str]) -> list[str]:
     """Of these modules, in order."""
     calls: list[str] = []
-    with ExitStack() as hooks, torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with ExitStack() as hooks, torch.no_grad(), torch.random.fork_rng(devices=[]), unchanged_buffers([model]):
         for name in names:
             note = _note(calls, name)
             hooks.callback(model.get_submodule(name).register_forward_pre_hook(note).remove)
@@ -90,43 +95,44 @@ def _note(calls: list[str], name: str) -> Any:
     return lambda _module, _inputs: calls.append(name)
 
 
-class _Exported(nn.Module):
-    """One part: takes what crosses the cut before it, by name, and gives what crosses the one behind it."""
-
-    def __init__(self, exported: nn.Module, call: fx.Node, takes: list[str], gives: list[str]) -> None:
-        super().__init__()
-        self.exported = exported
-        self.arguments = [each.name for each in call.all_input_nodes]
-        self.makes = {call.name: None} | {
-            user.name: user.args[1] for user in call.users if user.target is operator.getitem
-        }
-        self.takes, self.gives = takes, gives
-
-    def forward(self, value: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-        known = dict(zip(self.takes, (value,) if isinstance(value, Tensor) else value, strict=True))
-        made = self.exported(*(known[name] for name in self.arguments))
-        known |= {name: made if at is None else made[at] for name, at in self.makes.items()}
-        given = tuple(known[name] for name in self.gives)
-        return given[0] if len(given) == 1 else given
+def _parts(
+    workload: Workload, model: nn.Module, splits: Sequence[fx.GraphModule], names: list[str]
+) -> tuple[Part, ...]:
+    """`splits`: as it is trained, and as it is evaluated."""
+    whole = dict(tensors_of(model))
+    trained, evaluated = (list(_pieces(split)) for split in splits)
+    if len(trained) != len(names):
+        raise UserError(f"'{workload.name}' cannot be cut: it must give one tensor, made by its last layer; {ADVICE}")
+    parts: list[Part] = []
+    for name, training, evaluation in zip_longest(names, trained, evaluated):
+        if not (training and evaluation and is_evaluated_alike(training.module, evaluation.module, whole)):
+            raise evaluated_otherwise(workload, name or names[-1])
+        parts.append(Part(name, ExportedPart(training, evaluation, whole), "", within="exported."))
+    return tuple(parts)
 
 
-def _parts(workload: Workload, split: fx.GraphModule, names: list[str]) -> tuple[Part, ...]:
+def _pieces(split: fx.GraphModule) -> Iterator[Piece]:
+    """None if it gives more than one tensor."""
     nodes = list(split.graph.nodes)
     [result] = [node for node in nodes if node.op == "output"]
+    if len(result.all_input_nodes) != 1:
+        return
     calls = [node for node in nodes if node.op == "call_module"]
-    if len(result.all_input_nodes) != 1 or len(calls) != len(names):
-        raise UserError(f"'{workload.name}' cannot be cut: it must give one tensor, made by its last layer; {ADVICE}")
     takes = [node.name for node in nodes if node.op == "placeholder"]
-    parts: list[Part] = []
-    for number, (name, call) in enumerate(zip(names, calls, strict=True)):
+    for number, call in enumerate(calls):
         later = {need.name for each in calls[number + 1 :] for need in each.all_input_nodes}
         later |= {need.name for need in result.all_input_nodes}
         made = [call.name, *(user.name for user in call.users if user.target is operator.getitem)]
         gives = [each for each in [*takes, *made] if each in later]
-        module = _Exported(split.get_submodule(str(call.target)), call, takes, gives)
-        parts.append(Part(name, module, "", within="exported."))
+        yield Piece(split.get_submodule(str(call.target)), call, takes, gives)
         takes = gives
-    return tuple(parts)
+
+
+def evaluated_otherwise(workload: Workload, name: str) -> UserError:
+    return UserError(
+        f"'{workload.name}' cannot be cut at '{name}', where it computes otherwise in evaluation than in training; "
+        f"{ADVICE}"
+    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from copy import deepcopy
 from time import perf_counter
 
@@ -21,11 +22,18 @@ def section_seconds(cuttable: Cuttable, inputs: Tensor, device: torch.device) ->
     before: Border | None = None
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for part, border in zip(cuttable.parts, cuttable.borders, strict=True):
-            module = deepcopy(part.module).to(device)
+            module = _copied(part.module).to(device)
             runs = [_timed(module, before, given, device) for _ in range(REPEATS)]
+            module.to("meta")  # an exported one goes when garbage is collected only; its weights must not wait for that
             found.append(min(seconds for seconds, _ in runs))
             given, before = runs[-1][1], border
     return found
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, of itself, as it copies an exported module
+        return deepcopy(module)
 
 
 def _timed(
