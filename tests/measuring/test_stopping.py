@@ -15,12 +15,13 @@ Step = Callable[[], float]
 START_UP_SECONDS = 0.2
 
 
-def visits(step: Step, goal: Goal, loading_seconds: float = 0.0) -> list[Block]:
-    """As a sweep does it, in made-up time."""
+def visits(step: Step, goal: Goal, loading_seconds: float = 0.0, pace: Step = lambda: 1.0) -> list[Block]:
+    """As a sweep does it, in made-up time; the machine has a pace of its own at every visit."""
     blocks: list[Block] = []
     steps = first_steps(None, goal.budget_seconds)
     while True:
-        seconds = [step() for _ in range(steps)]
+        now = pace()
+        seconds = [now * step() for _ in range(steps)]
         kept = seconds[warm_up_of(seconds) :]
         start_up_seconds = START_UP_SECONDS + (0.0 if blocks else loading_seconds)
         blocks.append(Block(kept, wall_seconds=start_up_seconds + sum(seconds)))
@@ -34,11 +35,38 @@ def noisy(seconds: float, noise: float, seed: int = 0) -> Step:
     return lambda: seconds * random.gauss(1, noise)
 
 
+@pytest.mark.parametrize(
+    ("wavering", "noise", "budget_seconds"),
+    [
+        (0.0, 0.01, 30),
+        (0.0, 0.05, 30),
+        (0.003, 0.01, 30),
+        (0.01, 0.03, 30),
+        (0.015, 0.03, 30),
+        (0.02, 0.03, 4),
+        (0.1, 0.05, 4),
+        (0.3, 0.05, 4),
+    ],
+)
+def test_what_claims_95_percent_holds_the_truth_so_often(wavering: float, noise: float, budget_seconds: float) -> None:
+    """Cells that end by themselves, and cells that the budget ends: the machine is off by `wavering` at every visit,
+    and each step by `noise`. Ending at the first narrow interval costs little once there are five visits."""
+    random, goal, cells = Random(5), Goal(2, budget_seconds), 200
+    held = reached = 0
+    for _ in range(cells):
+        blocks = visits(lambda: 0.02 * random.gauss(1, noise), goal, pace=lambda: max(0.3, random.gauss(1, wavering)))
+        interval = interval_of_blocks([block.seconds for block in counted(blocks)])
+        held += interval.low <= 0.02 <= interval.high
+        reached += goal.reached(interval, len(counted(blocks)))
+    assert 0.90 <= held / cells <= 0.985
+    assert (reached / cells > 0.95) == (budget_seconds == 30)
+
+
 @pytest.mark.parametrize("seconds", [0.0002, 0.02, 1.0])
-def test_a_steady_cell_needs_three_short_blocks_after_the_first(seconds: float) -> None:
+def test_a_steady_cell_needs_five_short_blocks_after_the_first(seconds: float) -> None:
     blocks = visits(noisy(seconds, 0.001), Goal(2, 1000))
-    assert len(blocks) == 4
-    assert sum(block.wall_seconds for block in blocks) < 7 * START_UP_SECONDS + 18 * seconds + 0.25
+    assert len(blocks) == 6
+    assert sum(block.wall_seconds for block in blocks) < 11 * START_UP_SECONDS + 23 * seconds + 0.35
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.1])
@@ -47,17 +75,16 @@ def test_a_noisy_cell_is_timed_until_its_interval_is_narrow_enough(noise: float)
     interval = interval_of_blocks([block.seconds for block in counted(blocks)])
     assert interval.width <= 0.02
     assert interval.median == pytest.approx(0.02, rel=0.02)
-    assert interval.n < 8 * (490 * noise / 2) ** 2 + 40
-    assert len(blocks) >= 3
+    assert interval.n < 8 * (490 * noise / 2) ** 2 + 60
+    assert len(blocks) >= 6
 
 
-def test_no_cell_ends_before_its_third_block_or_sixth_step() -> None:
+def test_no_cell_ends_before_its_fifth_block() -> None:
     goal = Goal(2)
     steady = Interval(1.0, 1.0, 1.0, 100)
-    assert [goal.reached(steady, blocks) for blocks in (1, 2, 3)] == [False, False, True]
-    assert not goal.reached(Interval(1.0, 1.0, 1.0, 5), 3)
-    assert goal.reached(Interval(1.0, 0.99, 1.0099, 6), 3)
-    assert not goal.reached(Interval(1.0, 0.99, 1.0101, 6), 3)
+    assert [goal.reached(steady, blocks) for blocks in (1, 2, 4, 5)] == [False, False, False, True]
+    assert goal.reached(Interval(1.0, 0.99, 1.0099, 10), 5)
+    assert not goal.reached(Interval(1.0, 0.99, 1.0101, 10), 5)
 
 
 def test_steps_of_fresh_ranks_do_not_count_although_loading_took_the_budget() -> None:
@@ -67,8 +94,8 @@ def test_steps_of_fresh_ranks_do_not_count_although_loading_took_the_budget() ->
     assert [round(step, 6) for step in blocks[0].seconds] == [0.15, 0.13]
     interval = interval_of_blocks([block.seconds for block in counted(blocks)])
     assert interval.median == 0.1
-    assert interval.n >= 9
-    assert spent_seconds(blocks) < 2.5
+    assert interval.n == 6
+    assert spent_seconds(blocks) < 2.7
 
 
 def test_the_budget_ends_what_never_gets_narrow() -> None:
@@ -92,14 +119,21 @@ def test_a_first_block_is_short_where_steps_may_be_long() -> None:
 
 def test_a_block_is_worth_its_start_up() -> None:
     """Twice as long as it takes to start, when there is that much to time."""
-    blocks = [Block([0.01, 0.02], wall_seconds=4.15)] + 2 * [Block([0.01, 0.02] * 5, wall_seconds=4.15)]
-    assert next_steps(blocks, Goal(2, 1000)) - 4 == 300  # sixteen times as many in all, not more
-    assert next_steps(blocks, Goal(2, 13.03)) - 4 == 46  # what is left of the budget, without loading
+    blocks = [Block([0.01, 0.02], wall_seconds=4.15)] + 5 * [Block([0.01, 0.02] * 5, wall_seconds=4.15)]
+    assert next_steps(blocks, Goal(2, 1000)) - 4 == 533  # 8 s: twice the start-up
+    assert next_steps(blocks, Goal(2, 30)) - 4 == 81  # what is left of the budget, without loading
+
+
+def test_the_budget_is_kept_for_all_visits_that_a_cell_needs() -> None:
+    """Steps that would take all of it in the second visit alone."""
+    blocks = visits(noisy(0.3, 0.1), Goal(2, 8))
+    assert len(blocks) >= 5
+    assert sum(block.wall_seconds for block in blocks) < 10
 
 
 def test_progress_follows_the_interval_or_the_budget() -> None:
     goal = Goal(2, 30)
-    assert progress(Interval(1.0, 0.98, 1.02, 50), 3, 3.0, goal) == pytest.approx(0.25)
-    assert progress(Interval(1.0, 0.98, 1.02, 50), 3, 15.0, goal) == 0.5
-    assert progress(Interval(1.0, 1.0, 1.0, 50), 1, 0.0, goal) == pytest.approx(1 / 3)
+    assert progress(Interval(1.0, 0.98, 1.02, 50), 5, 3.0, goal) == pytest.approx(0.25)
+    assert progress(Interval(1.0, 0.98, 1.02, 50), 5, 15.0, goal) == 0.5
+    assert progress(Interval(1.0, 1.0, 1.0, 50), 1, 0.0, goal) == pytest.approx(1 / 5)
     assert progress(Interval(1.0, 1.0, 1.0, 50), 0, 0.0, goal) == 0.0

@@ -61,10 +61,8 @@ def test_the_table_says_what_its_words_mean() -> None:
     assert "3 cells on cpu devices, in sweep, 1 of them from before; 4 were not begun" in text
 
 
-def test_the_range_of_a_few_steps_is_not_called_a_95_percent_interval() -> None:
-    few = replace(TWO, step_seconds=Interval(0.02, 0.019, 0.021, 2))
-    assert "20 ms per step (all 2 within 10.0%)" in cell_line(few)
-    text = " ".join(str(MeasureResult(Path("sweep"), [few, ALONE])).split())
-    assert "mirrored 2 10 5 20 ms (10.0%) 2 s" in text
-    assert "in brackets: of all timed steps, fewer than the 6 that an interval needs" in text
-    assert "brackets" not in str(MeasureResult(Path("sweep"), [ALONE]))
+def test_a_step_that_was_timed_once_has_no_width() -> None:
+    once = replace(TWO, step_seconds=Interval(0.02, 0.02, 0.02, 1))
+    assert "20 ms per step (timed once)" in cell_line(once)
+    text = " ".join(str(MeasureResult(Path("sweep"), [once, ALONE])).split())
+    assert "mirrored 2 10 5 20 ms once 2 s" in text

@@ -1,4 +1,4 @@
-"""Medians with 95 % intervals from order statistics."""
+"""Medians with 95 % intervals: from order statistics, of few values from Student's t."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from scalewise.results.statistics import interval_of
+from scalewise.results.statistics import Interval, critical_value, interval_of
 
 
 def test_nothing_was_measured() -> None:
@@ -16,12 +16,23 @@ def test_nothing_was_measured() -> None:
     assert math.isnan(interval.median)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_with_few_values_the_extremes_stand_in(count: int) -> None:
-    values = [float(value) for value in range(count, 0, -1)]
-    interval = interval_of(values)
-    assert (interval.low, interval.high, interval.n) == (1.0, float(count), count)
-    assert interval.median == (count + 1) / 2
+def test_what_was_timed_once_has_no_interval() -> None:
+    assert interval_of([3.0]) == Interval(3.0, 3.0, 3.0, 1)
+    assert interval_of([0.003]).text == "3 ms  [timed once]"
+    assert interval_of([0.003]).width_text == "timed once"
+
+
+def test_a_few_values_have_the_interval_of_students_t() -> None:
+    found = interval_of([9.0, 11.0, 10.0])
+    assert (found.low, found.high) == pytest.approx((10 - 4.303 / 3**0.5, 10 + 4.303 / 3**0.5))
+    assert interval_of([1.0, 3.0]).low == 0.0  # no time is below it
+    skewed = interval_of([1.0, 1.0, 1.0, 1.0, 100.0])
+    assert skewed.low <= skewed.median == 1.0
+
+
+@pytest.mark.parametrize(("degrees", "value"), [(1, 12.706), (4, 2.776), (30, 2.042), (60, 2.000), (1000, 1.962)])
+def test_critical_values(degrees: int, value: float) -> None:
+    assert critical_value(degrees) == pytest.approx(value, abs=0.002)
 
 
 @pytest.mark.parametrize(("count", "low", "high"), [(6, 1, 6), (10, 2, 9), (20, 6, 15), (100, 41, 60)])

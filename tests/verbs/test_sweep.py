@@ -91,7 +91,7 @@ def swept(
 def test_cells_take_turns(tmp_path: Path) -> None:
     machine = MadeUpMachine()
     found, _ = swept(tmp_path, machine, task_of(10), task_of(100))
-    assert machine.visits == [10, 100] * 4
+    assert machine.visits == [10, 100] * 6
     assert {each.batch: each.step_seconds.median for each in found if each.step_seconds} == {
         10: pytest.approx(0.01, rel=0.01),
         100: pytest.approx(0.1, rel=0.01),

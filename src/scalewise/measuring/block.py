@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 
 from scalewise.phases import shared_out
-from scalewise.results.statistics import FEWEST, Interval, interval_of
+from scalewise.results.statistics import Interval, interval_of, student_interval
 
 WARM_UP_STEPS, GRAPH_WARM_UP_STEPS = 2, 6
 WARM_UP_SECONDS = 0.05
+FEWEST_FOR_LIKENESS, MOST_ALIKE = 4, 0.8
+"""Blocks from which on their correlation is estimated, and how much of it is believed."""
+
+LEAST_ERRORS = 1.3
+"""Standard errors by which an interval reaches at least, by the noise of the steps alone."""
+FROM_MEDIAN_STRAY, OF_A_MEDIAN = 1.483, 1.253
+"""From the median distance to a standard deviation; from that of a mean to that of a median."""
 
 
 @dataclass(frozen=True)
@@ -76,24 +84,43 @@ def counted(blocks: Sequence[Block]) -> Sequence[Block]:
 
 
 def interval_of_blocks(blocks: Sequence[Sequence[float]]) -> Interval:
-    """The median of all steps, with a 95 % interval that also knows how far blocks differ from each other.
+    """The median of all steps, with a 95 % interval of Student's t over the blocks' own medians.
 
-    Steps in a row are alike, and a machine is not the same a minute later: steps of two blocks say less than their
-    number. The share of steps below the median varies between blocks by more than chance; that variance (of
-    clusters) sets the ranks of `low` and `high` among all steps (Woodruff's interval).
+    Steps in a row are alike, and a machine is not the same a minute later: however many steps a block has, it is one
+    look at the machine. Blocks that agree by chance do not make the interval narrower than the noise of the steps
+    allows. A lone block knows nothing of others: its interval is that of its steps.
     """
     blocks = [block for block in blocks if block]
-    ordered = sorted(step for block in blocks for step in block)
-    count = len(ordered)
-    if count < FEWEST or len(blocks) < 2:
-        return interval_of(ordered)
-    middle = median(ordered)
-    strays = [sum((step < middle) - (step > middle) for step in block) / 2 for block in blocks]
-    between = math.sqrt(len(blocks) / (len(blocks) - 1) * sum(stray * stray for stray in strays))
-    reach = 1.96 * max(between, math.sqrt(count) / 2)
-    low = max(0, math.floor(count / 2 - reach))
-    high = min(count - 1, math.ceil(count / 2 + reach) - 1)
-    return Interval(middle, ordered[low], ordered[high], count)
+    steps = [step for block in blocks for step in block]
+    if len(blocks) < 2:
+        return interval_of(steps)
+    middle, levels = median(steps), [median(block) for block in blocks]
+    low, high = student_interval(levels, _widened_by_likeness(levels))
+    least = LEAST_ERRORS * OF_A_MEDIAN * stray_of(blocks) / math.sqrt(len(steps))
+    low, high = min(low, fmean(levels) - least), max(high, fmean(levels) + least)
+    return Interval(middle, min(low, middle), max(high, middle), len(steps))
+
+
+def stray_of(blocks: Sequence[Sequence[float]]) -> float:
+    """The standard deviation of steps around their own block's median, by the median of how far they stray."""
+    strays: list[float] = []
+    for block in blocks:
+        middle = median(block)
+        strays += [abs(step - middle) for step in block]
+    return FROM_MEDIAN_STRAY * median(strays)
+
+
+def _widened_by_likeness(levels: Sequence[float]) -> float:
+    """Where each block is like the one before it, as on a machine that slows down for a while, they say less than
+    their number: by how much an interval of their mean is to be wider. Never narrower, and not on a whim of three."""
+    count, centre = len(levels), fmean(levels)
+    strays = [level - centre for level in levels]
+    total = sum(stray * stray for stray in strays)
+    if count < FEWEST_FOR_LIKENESS or not total:
+        return 1.0
+    alike = sum(one * next_one for one, next_one in pairwise(strays)) / total + 1 / count
+    alike = min(max(alike, 0.0), MOST_ALIKE)
+    return math.sqrt((1 + alike) / (1 - alike))
 
 
 def epoch_of(blocks: Sequence[Block], samples: int, batch: int) -> float:

@@ -5,26 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from scalewise.measuring.block import (
     GRAPH_WARM_UP_STEPS,
+    OF_A_MEDIAN,
     WARM_UP_SECONDS,
     WARM_UP_STEPS,
     Block,
     counted,
     interval_of_blocks,
+    stray_of,
 )
-from scalewise.results.statistics import FEWEST, Interval
+from scalewise.results.statistics import Interval, critical_value
 
-LEAST_BLOCKS = 3
-"""Repeats that count, without which nothing is known of how a cell differs from one minute to the next."""
-LEAST_STEPS = 3
+LEAST_BLOCKS = 5
+"""Repeats that count, without which little is known of how a cell differs from one minute to the next: of fewer, the
+first interval that happens to be narrow would end a cell, and be too narrow."""
+LEAST_STEPS = 2
 FIRST_STEPS, CAUTIOUS_STEPS = 8, 3
 """Of a first block: of cells expected to be quick, and of those about which nothing is known."""
 BLOCK_SECONDS = 1.5
 MOST_WARM_UP_STEPS = 200
-MOST_GROWTH = 16.0
-"""A first guess of the noise may be far off: no more than so many times the steps on its word."""
+OWN_NOISE = 0.5
+"""The share of the wanted interval that a visit's own steps may use up; the rest is for how visits differ."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Goal:
 
     def reached(self, interval: Interval, blocks: int) -> bool:
         """With so many blocks that count."""
-        return blocks >= LEAST_BLOCKS and interval.n >= FEWEST and 100 * interval.width <= self.percent
+        return blocks >= LEAST_BLOCKS and 100 * interval.width <= self.percent
 
 
 def first_steps(expected_seconds: float | None, budget_seconds: float, graph: bool = False) -> int:
@@ -55,24 +59,27 @@ def first_steps(expected_seconds: float | None, budget_seconds: float, graph: bo
 
 
 def next_steps(blocks: Sequence[Block], goal: Goal, graph: bool = False) -> int:
-    """Enough to get there in the fewest blocks; at least as long as its start-up, and not much longer."""
-    repeats = counted(blocks)
-    interval = interval_of_blocks([block.seconds for block in repeats])
-    step = max(interval.median, 1e-6)
+    """So many that steps' own noise does not matter; at least as long as its start-up, and not much longer.
+
+    What is left of the budget is kept for as many visits as a cell needs.
+    """
+    seen = [block.seconds for block in counted(blocks)]
+    step = max(median(seconds for each in seen for seconds in each), 1e-6)
     start_up = min(map(_start_up_seconds, blocks))
-    if interval.n < FEWEST:
-        wanted = LEAST_BLOCKS * LEAST_STEPS
-    else:
-        wanted = round(interval.n * min((100 * interval.width / goal.percent) ** 2, MOST_GROWTH))
-    steps, repeated = (interval.n, len(repeats)) if len(blocks) > 1 else (0, 0)
-    timed = max(LEAST_STEPS, math.ceil((wanted - steps) / max(1, LEAST_BLOCKS - repeated)))
-    timed = max(timed, int(min(start_up, BLOCK_SECONDS) / step))
+    timed = max(_quieting_steps(stray_of(seen) / step, goal), int(min(start_up, BLOCK_SECONDS) / step))
     left = max(0.0, goal.budget_seconds - spent_seconds(blocks))
-    longest = min(max(BLOCK_SECONDS, 2 * start_up), left)
-    timed = min(timed, max(LEAST_STEPS, int(longest / step)))
+    visits = max(1, LEAST_BLOCKS - (len(blocks) - 1))
+    longest = min(max(BLOCK_SECONDS, 2 * start_up), left / visits - start_up)
+    timed = max(LEAST_STEPS, min(timed, int(longest / step)))
     least = GRAPH_WARM_UP_STEPS if graph else WARM_UP_STEPS
     warm_up = min(max(least, math.ceil(WARM_UP_SECONDS / step)), MOST_WARM_UP_STEPS)
     return timed + warm_up
+
+
+def _quieting_steps(noise: float, goal: Goal) -> int:
+    """Of a visit: with `LEAST_BLOCKS` such visits, steps of such noise leave half of the interval unused."""
+    width = 2 * critical_value(LEAST_BLOCKS - 1) * OF_A_MEDIAN * noise / math.sqrt(LEAST_BLOCKS)
+    return math.ceil((100 * width / goal.percent) ** 2 / OWN_NOISE)
 
 
 def spent_seconds(blocks: Sequence[Block]) -> float:

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from scalewise.results.measurement import DRIFT, INTERVAL_NOT_REACHED, NO_GRAPH, OVERSUBSCRIBED, Measurement
 from scalewise.results.printable import Printable
-from scalewise.results.statistics import FEWEST
 from scalewise.results.units import seconds_text
 
 COLUMNS = ("strategy", "devices", "batch", "per device", "step", "width", "epoch", "speed-up", "flags")
@@ -63,10 +62,7 @@ class MeasureResult(Printable):
             sentence += f", {self.resumed} of them from before"
         if self.not_begun:
             sentence += f"; {self.not_begun} were not begun: the total budget was spent; go on with --resume"
-        width = "width: of the 95 % interval of a step"
-        if any(each.step_seconds and each.step_seconds.n < FEWEST for each in self.measurements):
-            width += f" (in brackets: of all timed steps, fewer than the {FEWEST} that an interval needs)"
-        note = f"{width}; speed-up: of an epoch, over one device"
+        note = "width: of the 95 % interval of a step; speed-up: of an epoch, over one device"
         parts += [Text(note, style="dim"), Text(sentence)]
         raised = {flag for each in self.measurements for flag in each.flags}
         parts += [Text(f"{word}: {meaning}", style="dim") for flag, (word, meaning) in SHORT.items() if flag in raised]
@@ -152,7 +148,7 @@ def _row(each: Measurement, speedup: float | None) -> list[str]:
         str(each.batch),
         str(each.batch_per_device),
         seconds_text(step.median) if step else each.status,
-        (f"{step.width:.1%}" if step.n >= FEWEST else f"({step.width:.1%})") if step else "",
+        (f"{step.width:.1%}" if step.n > 1 else "once") if step else "",
         seconds_text(each.epoch_seconds) if each.epoch_seconds is not None else "",
         f"{speedup:.2f}x" if speedup else "",
         ", ".join(SHORT[flag][0] if flag in SHORT else flag for flag in each.flags),
