@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,24 @@ def test_every_feed_gives_the_rows_it_was_told(load: str, kind: str, speech: Dat
     for rows, (found_inputs, found_targets) in zip(ROWS, batches, strict=True):
         assert torch.equal(found_inputs, inputs[rows])
         assert torch.equal(found_targets, targets[rows])
+
+
+@pytest.mark.parametrize(("load", "ahead"), [("device", 0), ("stream", 0), ("stream:workers=2", 2)])
+def test_rows_are_asked_for_as_they_are_loaded_one_batch_ahead_for_each_loader(
+    load: str, ahead: int, speech: Data
+) -> None:
+    asked = 0
+
+    def rows() -> Iterator[torch.Tensor]:
+        nonlocal asked
+        for asked in range(1, 7):
+            yield torch.tensor([asked - 1])
+
+    inputs, _ = whole(speech)
+    for number, (found, _) in enumerate(make_feed(speech, load, CPU).as_asked(rows())):
+        assert torch.equal(found, inputs[number : number + 1])
+        assert asked == min(6, number + 1 + ahead)
+    assert asked == 6
 
 
 @pytest.mark.parametrize("load", ["device", "stream"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
+from scalewise.data.data import Data
 from scalewise.workloads.workload import Workload
 from tests.tiny import CLASSES, INPUTS, float32
 
@@ -17,6 +20,34 @@ def dropout() -> Workload:
         model=lambda: nn.Sequential(nn.Linear(INPUTS, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, CLASSES)),
         optimizer="adam",
     )
+
+
+def batch_norm() -> Workload:
+    return replace(
+        float32(), model=lambda: nn.Sequential(nn.Linear(INPUTS, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
+    )
+
+
+def loaded_by() -> Workload:
+    """Its targets are the processes that loaded them, and its loss fails where those are more than two."""
+    tiny = float32()
+    seen: set[int] = set()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.update(targets.tolist())
+        assert os.getpid() not in seen
+        assert len(seen) <= 2, f"{len(seen)} loaders"
+        return tiny.loss(outputs, targets % CLASSES)
+
+    return replace(tiny, data=lambda _: Data("generated numbers", items=Loaders()), loss=loss, accuracy=None)
+
+
+class Loaders(Dataset[tuple[Tensor, int]]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        return torch.full((INPUTS,), float(number)), os.getpid()
 
 
 def breaks_at_the_fifth() -> Workload:

@@ -211,7 +211,10 @@ def test_a_checkpoint_that_falls_due_between_two_versions_is_written(monkeypatch
 
 @pytest.mark.parametrize(
     ("workload", "optimizer"),
-    [(TINY, "adam"), (TINY, "momentum"), (TINY, "sgd"), (TINY, "adagrad"), ("tests.training.models:scaled", "adam")],
+    [
+        *((TINY, optimizer) for optimizer in ("adam", "momentum", "sgd", "adagrad")),
+        *((f"tests.training.models:{kind}", "adam") for kind in ("scaled", "dropout", "batch_norm")),
+    ],
 )
 def test_a_run_resumed_on_servers_equals_one_that_never_stopped(
     workload: str, optimizer: str, tmp_path: Path, session_of: SessionOf
@@ -222,11 +225,51 @@ def test_a_run_resumed_on_servers_equals_one_that_never_stopped(
     session.run(train_task, _request(served, 9, workload, checkpoint=whole, optimizer=optimizer))
     session.run(train_task, _request(served, 4, workload, checkpoint=parts, optimizer=optimizer))
     session.run(train_task, _request(served, 9, workload, checkpoint=parts, optimizer=optimizer, resume=True))
-    for name, tensor in _weights(whole).items():
-        torch.testing.assert_close(_weights(parts)[name], tensor, rtol=0, atol=1e-7)
+    for name, tensor in load_file(whole).items():
+        torch.testing.assert_close(load_file(parts)[name], tensor, rtol=0, atol=1e-7)
     single = tmp_path / "single.safetensors"
     session_of(1).run(train_task, _request(alone, 9, workload, checkpoint=single, optimizer=optimizer))
     assert _weights(single).keys() == _weights(whole).keys()
+
+
+def test_servers_save_what_only_workers_have_as_a_mirrored_run_does(tmp_path: Path, session_of: SessionOf) -> None:
+    """Running statistics of batch norm, as worker 0 has them."""
+    served, mirrored = tmp_path / "served.safetensors", tmp_path / "mirrored.safetensors"
+    for strategy, path in (("parameter-server:servers=2", served), ("mirrored", mirrored)):
+        request = _request(strategy, 6, "tests.training.models:batch_norm", checkpoint=path, checkpoint_every=5)
+        session = session_of(2, request.strategy if path is served else None)
+        session.run(train_task, request)
+    found = load_file(served)
+    assert found["model/1.num_batches_tracked"] == 6
+    for name, tensor in load_file(mirrored).items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5, msg=name)
+
+
+def test_asynchronous_checkpoints_hold_a_workers_running_statistics(tmp_path: Path, session_of: SessionOf) -> None:
+    path = tmp_path / "tiny.safetensors"
+    seen: list[float] = []
+    for steps, resume in ((6, False), (12, True)):
+        request = _request(
+            "parameter-server-async", steps, "tests.training.models:batch_norm", checkpoint=path, resume=resume
+        )
+        session_of(2, request.strategy).run(train_task, request)
+        seen.append(float(load_file(path)["model/1.num_batches_tracked"]))
+    first, second = seen
+    assert 1 <= first <= 12
+    assert first < second <= 24
+
+
+def test_loaders_live_as_long_as_an_asynchronous_run(session_of: SessionOf) -> None:
+    request = _request("parameter-server-async", 12, "tests.training.models:loaded_by", load="stream:workers=2")
+    outcomes: list[Outcome] = session_of(2, request.strategy).run(train_task, request)
+    assert sum(len(outcome.updates) for outcome in outcomes) == 24
+
+
+def test_the_accuracy_is_told_where_the_last_batch_has_fewer_samples_than_workers(session_of: SessionOf) -> None:
+    settings = Settings(4, 2, None)
+    request = Request(TINY, strategy_of("parameter-server-async"), settings, DataRequest(samples=5))
+    outcomes: list[Outcome] = session_of(2, request.strategy).run(train_task, request)
+    assert [outcome.accuracy is not None for outcome in outcomes].count(True) == 1
 
 
 def test_servers_and_one_device_go_on_from_each_others_checkpoints(tmp_path: Path, session_of: SessionOf) -> None:

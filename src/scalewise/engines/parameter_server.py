@@ -9,7 +9,9 @@ from torch import nn
 from scalewise.engines.eager import EagerEngine
 from scalewise.engines.engine import Engine, Job
 from scalewise.errors import UserError
+from scalewise.servers.beside import Beside
 from scalewise.servers.client import Client
+from scalewise.servers.meeting import FIRST_STEP
 from scalewise.step.feed import Feed, make_feed
 from scalewise.step.left_out import make_model, refuse_unreached
 from scalewise.step.optimizers import refuse_unless_elementwise
@@ -46,6 +48,9 @@ class ServedEngine(EagerEngine):
         super().__init__(job, model, feed)
         self.optimizer = None
         self.client = client
+        assert job.place.store is not None
+        self.beside = Beside(job.place.store, by_step=True)
+        self.done = int(job.place.store.get(FIRST_STEP))
 
     def close(self) -> None:
         self.client.leave()
@@ -58,6 +63,9 @@ class ServedEngine(EagerEngine):
     def _update(self) -> None:
         if unreached := self.client.unreached():
             refuse_unreached(self.model, unreached)
+        self.done += 1
+        if self.job.place.rank == 0 and self.job.settings.saves_after(self.done, len(self.job.data)):
+            self.beside.tell(self.model, self.done)
         self.client.finish_pushes()
         self.job.clock.lap("push")
         self.client.finish_pulls()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from scalewise.servers.beside import Beside
 from scalewise.servers.line import PATIENT_SECONDS, Line, LineLost, on_the_line
 from scalewise.servers.server import Server
 from scalewise.strategies.pieces import Piece
@@ -30,6 +31,8 @@ class Archive:
         self.by_element = {key: kinds[key].dtype for key in sorted(kinds) if kinds[key].dim()}
         self.scalars = {key: torch.zeros_like(value) for key, value in kinds.items() if not value.dim()}
         self.lines: dict[int, Line] = {}
+        # A client of its own: it may have to wait.
+        self.beside = Beside(store.clone(), by_step=server.synchronous)  # type: ignore[attr-defined]
         if server.number == 0:
             others = sorted({piece.server for piece in pieces} - {0})
             self.lines = {other: Line(store, f"archive/{other}", "worker", PATIENT_SECONDS) for other in others}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from scalewise.servers.line import Line, pull_tag, push_tag
 from scalewise.servers.meeting import announce
@@ -41,6 +41,7 @@ class Client:
         self.touched = _overlaps(self.parameters, self.pieces)
         self.addresses: dict[sockets.Address, int] = {}
         """Which server is behind which connection."""
+        self.store_port = _port_of(store)
         place = announce(store, worker)
         self.lines = [self._open(store, f"{place}/{server}", server, timeout_seconds) for server in range(servers)]
         self.acknowledged = 0
@@ -171,3 +172,10 @@ def _overlaps(parameters: Sequence[Tensor], pieces: Sequence[Piece]) -> list[lis
         overlaps.append([number for number, piece in enumerate(pieces) if piece.start < stop and start < piece.stop])
         start = stop
     return overlaps
+
+
+def _port_of(store: Store) -> int:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    port: int = store.port  # type: ignore[attr-defined]
+    return port

@@ -48,6 +48,8 @@ class Orders:
 def live(orders: Orders) -> None:
     """Entry point of every rank under the elastic agent, which has set RANK, WORLD_SIZE and the store's address."""
     die_with_launcher()
+    # Loaders of data are forked from a process of the rank's own: with torch in it, once, not in each of them.
+    forkserver.set_forkserver_preload(["scalewise.step.feed"])
     rank = int(os.environ["RANK"])
     channel = orders.channels[rank]
     for other in orders.channels:

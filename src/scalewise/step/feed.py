@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,6 +35,10 @@ class Feed(Protocol):
 
     def batches(self, rows: list[Tensor]) -> Iterator[Batch]: ...
 
+    def as_asked(self, rows: Iterator[Tensor]) -> Iterator[Batch]:
+        """Rows are asked for when they are to be loaded: loaders ask for one batch each, ahead of the one at work."""
+        ...
+
 
 @dataclass(frozen=True)
 class Resident:
@@ -52,6 +56,10 @@ class Resident:
         for chosen in on_device.split([len(batch) for batch in rows]):
             yield self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen)
 
+    def as_asked(self, rows: Iterator[Tensor]) -> Iterator[Batch]:
+        for batch in rows:
+            yield from self.batches([batch])
+
 
 @dataclass(frozen=True)
 class Streamed:
@@ -63,32 +71,38 @@ class Streamed:
     kind: str
 
     def batches(self, rows: list[Tensor]) -> Iterator[Batch]:
+        return self._loaded([batch.tolist() for batch in rows], ahead=2)
+
+    def as_asked(self, rows: Iterator[Tensor]) -> Iterator[Batch]:
+        return self._loaded((batch.tolist() for batch in rows), ahead=1)
+
+    def _loaded(self, rows: Iterable[list[int]], ahead: int) -> Iterator[Batch]:
         """Pinned memory and asynchronous copies where there is a GPU; one batch is copied ahead."""
         on_gpu = self.device.type == "cuda"
         loader = DataLoader(
             self.dataset,
-            batch_sampler=[batch.tolist() for batch in rows],
+            batch_sampler=rows,
             num_workers=self.workers,
             pin_memory=on_gpu,
-            prefetch_factor=2 if self.workers else None,
+            prefetch_factor=ahead if self.workers else None,
             generator=torch.Generator(),  # else it draws from the one that dropout uses, and a resumed run differs
         )
         if not on_gpu:
             yield from map(tuple, loader)
             return
         side = torch.cuda.Stream(self.device)
-        ahead: Batch | None = None
+        copied_ahead: Batch | None = None
         for inputs, targets in loader:
             with torch.cuda.stream(side):
                 copied = inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
-            if ahead is not None:
-                yield ahead
+            if copied_ahead is not None:
+                yield copied_ahead
             torch.cuda.current_stream(self.device).wait_stream(side)
             for tensor in copied:
                 tensor.record_stream(torch.cuda.current_stream(self.device))
-            ahead = copied
-        if ahead is not None:
-            yield ahead
+            copied_ahead = copied
+        if copied_ahead is not None:
+            yield copied_ahead
 
 
 def make_feed(data: Data, load: str, device: torch.device) -> Feed:

@@ -70,6 +70,16 @@ class Settings:
             return self.steps
         return (self.epochs or 1) * steps_per_epoch(samples, self.batch)
 
+    def saves_after(self, step: int, samples: int) -> bool:
+        """Whether a checkpoint is due when so many steps are done: an epoch is over, or so many steps, or the run."""
+        if self.checkpoint is None:
+            return False
+        return (
+            step == self.total_steps(samples)
+            or step % steps_per_epoch(samples, self.batch) == 0
+            or (self.checkpoint_every is not None and step % self.checkpoint_every == 0)
+        )
+
 
 def steps_per_epoch(samples: int, batch: int) -> int:
     """The last batch of an epoch may be short; it is trained on, never dropped."""

@@ -23,6 +23,8 @@ class StepTraffic:
     steps: int = 0
     servers: Mapping[sockets.Address, int] = field(default_factory=dict)
     """Which server is at the far end of a connection."""
+    except_port: int | None = None
+    """Of a store, through which what checkpoints need may cross within a step."""
     by_server: dict[int, sockets.Flow] = field(default_factory=dict)
     before: sockets.Counters | None = None
     barriers: sockets.Traffic | None = None
@@ -43,11 +45,11 @@ class StepTraffic:
     def start(self, barrier: Barrier) -> None:
         barrier()
         if self.barriers is None:
-            before = sockets.snapshot()
+            before = sockets.snapshot(self.except_port)
             barrier()
             barrier()
-            self.barriers = sockets.snapshot() - before
-        self.before = sockets.snapshot()
+            self.barriers = sockets.snapshot(self.except_port) - before
+        self.before = sockets.snapshot(self.except_port)
         barrier()
 
     def stop(self, steps: int, barrier: Barrier) -> None:
@@ -55,7 +57,7 @@ class StepTraffic:
         assert self.before is not None
         assert self.barriers is not None
         barrier()
-        traffic = sockets.snapshot() - self.before
+        traffic = sockets.snapshot(self.except_port) - self.before
         barrier()
         self.sent_bytes += traffic.sent_bytes - self.barriers.sent_bytes
         self.received_bytes += traffic.received_bytes - self.barriers.received_bytes

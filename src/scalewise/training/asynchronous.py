@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from scalewise.engines.engine import Job, Place
 from scalewise.engines.holding import predictions_of
 from scalewise.engines.parameter_server import join_servers
 from scalewise.errors import RunFailed
+from scalewise.servers.beside import Beside
 from scalewise.servers.client import Client
 from scalewise.servers.meeting import FIRST_STEP
 from scalewise.step.clock import Times, make_clock
 from scalewise.step.feed import Feed
+from scalewise.step.left_out import refuse_unreached
 from scalewise.step.memory import forget_peak_memory
 from scalewise.step.precision import autocast, set_precision
-from scalewise.step.settings import steps_per_epoch
-from scalewise.step.shards import epoch_order, shards_of
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
-from scalewise.strategies.shares import share_sizes
 from scalewise.tracing import sockets
 from scalewise.training.evaluate import accuracy_of
 from scalewise.training.loop import SECONDS_BETWEEN_REPORTS, Outcome, Report, Update, layers_to_plan
 from scalewise.training.request import Request
+from scalewise.training.tickets import InHand, Part, Tickets
 from scalewise.workloads.footprint import footprint_of
 
 WARM_UP = 2
@@ -52,7 +51,9 @@ def train_asynchronously(
     # Not from the checkpoint: by the time a late worker reads it, the servers may have written the next.
     assert place.store is not None
     first = int(place.store.get(FIRST_STEP))
-    total = settings.total_steps(len(data))
+    beside = Beside(place.store, by_step=False)
+    beside.hear(model, first)
+    tickets = Tickets(job, first, settings.total_steps(len(data)))
     outcome = Outcome(
         source=data.source,
         samples=len(data),
@@ -65,7 +66,7 @@ def train_asynchronously(
     times.warm_up = WARM_UP
     outcome.traffic.servers = client.addresses
     before = sockets.snapshot() if sockets.available() else None
-    _work(job, model, feed, client, Tickets(job, first, total), outcome, report)
+    _work(job, model, feed, client, tickets, beside, outcome, report)
     if before is not None:
         outcome.traffic.add_lines(sockets.snapshot() - before, len(outcome.updates))
     client.leave()
@@ -78,38 +79,11 @@ def train_asynchronously(
     outcome.footprint = footprint_of(workload, data)
     if place.rank == 0:
         outcome.layers = layers_to_plan(job, request, outcome.footprint)
-    last = outcome.updates[-1].ticket if outcome.updates else -1
-    if last == (total * place.world - 1):
+    if outcome.updates and outcome.updates[-1].ticket == tickets.last:
         predictions = partial(predictions_of, model, feed)
-        outcome.accuracy = accuracy_of(workload, predictions, min(len(data), total * settings.batch), settings.batch)
+        seen = min(len(data), tickets.total * settings.batch)
+        outcome.accuracy = accuracy_of(workload, predictions, seen, settings.batch)
     return outcome
-
-
-@dataclass(frozen=True)
-class Tickets:
-    """The work: every part of every batch once, in order, to whoever asks first."""
-
-    job: Job
-    first: int
-    total: int
-
-    def __iter__(self) -> Iterator[tuple[int, int, Tensor, int]]:
-        """(ticket, epoch, rows of the whole batch, which part of it)."""
-        place, settings, samples = self.job.place, self.job.settings, len(self.job.data)
-        per_epoch = steps_per_epoch(samples, settings.batch)
-        known: tuple[int, list[Tensor]] = (-1, [])
-        assert place.store is not None
-        while True:
-            ticket = self.first * place.world + place.store.add("tickets", 1) - 1
-            step, part = divmod(ticket, place.world)
-            if step >= self.total:
-                return
-            epoch, number = divmod(step, per_epoch)
-            if known[0] != epoch:
-                known = epoch, list(epoch_order(settings.seed, epoch, samples).split(settings.batch))
-            rows = known[1][number]
-            if share_sizes(len(rows), place.world)[part]:
-                yield ticket, epoch, rows, part
 
 
 def _work(
@@ -118,41 +92,65 @@ def _work(
     feed: Feed,
     client: Client,
     tickets: Tickets,
+    beside: Beside,
     outcome: Outcome,
     report: Callable[[Report], None],
 ) -> None:
     place, settings, clock = job.place, job.settings, job.clock
     reported = 0.0
-    for ticket, epoch, rows, part in tickets:
+    in_hand = InHand(iter(tickets))
+    batches = feed.as_asked(in_hand.rows())  # loaders live as long as the work lasts
+    for part in in_hand:
         started = perf_counter()
         clock.start()
-        shards = shards_of(rows, place.world, part, settings.accumulate)
-        samples = sum(len(shard.rows) for shard in shards)
-        total = 0.0
-        for shard, (inputs, targets) in zip(shards, feed.batches([shard.rows for shard in shards]), strict=True):
+        samples, losses = part.samples, torch.zeros((), device=place.device)
+        for shard, (inputs, targets) in zip(
+            part.shards, batches, strict=False
+        ):  # in this order: it takes none too many
             clock.lap("load")
-            if shard is shards[-1]:
+            is_last = shard is part.shards[-1]
+            if is_last:
                 client.begin(samples)
             with autocast(settings.precision, place.device):
                 outputs = model(inputs)
                 clock.lap("forward")
                 loss = job.workload.loss(outputs, targets) * (len(shard.rows) / samples)
+                losses += loss.detach()
             clock.lap("loss")
+            if is_last and not client.on_gpu:  # before backward, from inside which gradients leave
+                _refuse_unless_finite(float(losses), part, job)
             loss.backward()
             clock.lap("backward")
-            total += float(loss.detach())
-        if not math.isfinite(total):  # before the servers have all of it, and apply it
-            raise RunFailed(
-                f"the loss became {total} at step {ticket // place.world + 1} of worker {place.rank}; a lower "
-                f"--learning-rate than {job.learning_rate:g} may help"
-            )
+        total = float(losses)
+        _refuse_unless_finite(total, part, job)
+        if unreached := client.unreached():
+            refuse_unreached(model, unreached)
+        if _tells(part, job, first=not outcome.updates):
+            beside.tell(model, part.step + 1)
         client.finish_pushes()
         clock.lap("push")
         client.finish_pulls()
         clock.lap("pull")
         clock.close()  # to take the next part is no step's
         now = perf_counter()
-        outcome.updates.append(Update(ticket, epoch, samples, total, started, now))
+        outcome.updates.append(Update(part.ticket, part.epoch, samples, total, started, now))
         if now - reported > SECONDS_BETWEEN_REPORTS:
-            report(Report(ticket // place.world + 1, tickets.total, epoch, total))
+            report(Report(part.step + 1, tickets.total, part.epoch, total))
             reported = now
+
+
+def _refuse_unless_finite(loss: float, part: Part, job: Job) -> None:
+    """Servers are not to apply such a push."""
+    if not math.isfinite(loss):
+        raise RunFailed(
+            f"the loss became {loss} at step {part.step + 1} of worker {job.place.rank}; a lower "
+            f"--learning-rate than {job.learning_rate:g} may help"
+        )
+
+
+def _tells(part: Part, job: Job, *, first: bool) -> bool:
+    """Whether a checkpoint that this part may make due is to have this worker's buffers: one of each batch has to
+    come before it is, and any at all before the first."""
+    if job.settings.checkpoint is None:
+        return False
+    return first or (part.number == 0 and job.settings.saves_after(part.step + 1, len(job.data)))

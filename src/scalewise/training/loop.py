@@ -177,6 +177,7 @@ class _Run:
             self.outcome.copied = engine.copied
         if isinstance(engine, ServedEngine):
             self.outcome.traffic.servers = engine.client.addresses
+            self.outcome.traffic.except_port = engine.client.store_port
         if job.settings.resume and job.settings.checkpoint:
             engine.restore(self._load)
             refuse_if_through(job.settings, self.done, total)

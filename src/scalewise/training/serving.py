@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from scalewise.servers.archive import NOW, WEIGHTS, WHEN_OVER, Archive
+from scalewise.servers.beside import Beside
 from scalewise.servers.meeting import FIRST_STEP
 from scalewise.servers.server import Served, Server
 from scalewise.step.flat import flatten_parameters, trainable, views_of
 from scalewise.step.left_out import make_model, refuse_unreached
 from scalewise.step.optimizers import make_optimizer, refuse_unless_elementwise, state_after_a_step
-from scalewise.step.settings import steps_per_epoch
 from scalewise.strategies.parameter_server import ParameterServer
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.pieces import Piece, pieces_of
@@ -51,6 +51,8 @@ def serve_task(worker: ServerRank, request: Request) -> Served:
     )
     holdings.restore_into(server)
     if worker.rank == 0:
+        if not strategy.exact:
+            Beside(worker.shared, by_step=False).tell(holdings.model, holdings.first)
         worker.shared.set(FIRST_STEP, str(holdings.first))
     archive = Archive(server, holdings.pieces, holdings.kinds, worker.shared)
     if worker.rank or not request.settings.checkpoint:
@@ -114,16 +116,16 @@ class Holdings:
                 }
 
     def save_if_due(self, archive: Archive, version: int, done: int) -> None:
-        """Where the other strategies save too: at the end of an epoch, every so many steps, and at the end."""
+        """Where the other strategies save too."""
         steps = range(self.looked_at + 1, done + 1)
         self.looked_at = done
-        every, per_epoch = self.settings.checkpoint_every, steps_per_epoch(self.samples, self.settings.batch)
-        if any(step == self.total or step % per_epoch == 0 or (every and step % every == 0) for step in steps):
+        if any(self.settings.saves_after(step, self.samples) for step in steps):
             self.save(archive, version, done)
 
     def save(self, archive: Archive, version: int, steps_done: int) -> None:
         whole, scalars = archive.collect(version)
         self.weights.copy_(whole.pop(WEIGHTS))
+        archive.beside.hear(self.model, steps_done)
         if not torch.isfinite(self.weights).all():
             return  # the last good checkpoint stays; that the loss is no number any more, a worker says
         for kind, flat in whole.items():
