@@ -55,6 +55,23 @@ class Section:
     """Of every gradient that comes back from it."""
     seconds: float = 0.0
     """Of some samples forward and backward, where it was measured."""
+    frozen_bytes: int = 0
+    """Of the parameters, those that are not trained."""
+
+    @property
+    def trained_bytes(self) -> int:
+        return self.parameter_bytes - self.frozen_bytes
+
+
+@dataclass(frozen=True)
+class Still:
+    """A parameter in a layer that is called which no step changes: it is frozen, or never reached."""
+
+    name: str
+    bytes: int
+    shape: tuple[int, ...]
+    after: int
+    """So many of the trainable ones come before it, in the order of forward."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +96,8 @@ class Footprint:
     """In the order of their calls."""
     sections: tuple[Section, ...] = ()
     """Between which the model can be cut into stages; empty: nowhere, or not known."""
+    still: tuple[Still, ...] = ()
+    """In the order of forward."""
     room_bytes: int | None = None
     """Of a device, where that is limited: stages are cut so that they fit."""
 

@@ -38,6 +38,10 @@ class LayerMemory:
     """Put out and kept by none: there while somebody has it to hand on."""
     put_out: Made = ()
     """By whatever ends with this layer."""
+    rows: tuple[int, ...] = ()
+    """First dimensions of those tensors; empty: not known."""
+    still: tuple[tuple[int, int], ...] = ()
+    """Of `frozen_bytes`, the parameters: bytes and first dimension of each."""
     library_bytes: int = 0
     """That a library keeps once it has been called, for all layers that call it."""
 
@@ -51,6 +55,8 @@ class Held:
     """Samples and targets: of a batch, and all of them where they live on the device."""
     updates: bool = True
     """Has the optimizer, and its state."""
+    updated_bytes: int | None = None
+    """Of the weights, those that it has state for; None: all that are trained."""
     gradients: Literal["anew", "stay", "leave"] = "anew"
     """Each made anew, to go after the update; or added, when it is complete, to what stays in place; or sent away."""
     buffer_bytes: int = 0

@@ -149,5 +149,5 @@ HOLDINGS: dict[str, Holding] = {
     "pipeline": Holding(held_of_pipeline, _microbatch),
     "tensor": Holding(_tensor, lambda _, run: -(-run.batch // run.accumulate)),
     "hybrid": Holding(_hybrid, _hybrid_samples),
-    "sharded": Holding(lambda _, __, run, layers: held_of_shards(run, layers)),
+    "sharded": Holding(lambda _, rank, run, layers: held_of_shards(rank, run, layers)),
 }

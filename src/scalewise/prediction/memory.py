@@ -46,11 +46,12 @@ def peak_memory(held: Held, optimizer: str = "adam") -> Memory:
     """
     trained = weights_of(held.layers)
     frozen = sum(layer.frozen_bytes for layer in held.layers)
+    updated = trained if held.updated_bytes is None else held.updated_bytes
     lent, gradients, activations = max(_moments(held, trained), key=sum)
     return Memory(
         weights=frozen + (trained if held.lent_bytes is None else lent),
         gradients=gradients,
-        optimizer=OPTIMIZER_COPIES.get(optimizer, 0) * trained if held.updates else 0,
+        optimizer=OPTIMIZER_COPIES.get(optimizer, 0) * updated if held.updates else 0,
         activations=activations,
         inputs=held.input_bytes,
         buffers=held.buffer_bytes + max((layer.library_bytes for layer in held.layers), default=0),

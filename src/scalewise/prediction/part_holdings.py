@@ -39,6 +39,7 @@ def held_of_parts(cuts: dict[str, Cut], part: int, run: Run, layers: Layers) -> 
             replace(
                 layer,
                 parameters=tuple(round(size * share.weights) for size in layer.parameters),
+                frozen_bytes=round(layer.frozen_bytes * share.weights),
                 kept_bytes=round(layer.kept_bytes * share.put_out),
                 forward_bytes=forward + added_forward,
                 backward_bytes=backward + added_backward,

@@ -87,7 +87,7 @@ def _sections_of(layers: Layers, sections: Sequence[Section]) -> list[int]:
     for layer in layers:
         path = f"{layer.module}."
         named = [number for number, section in enumerate(sections) if path.startswith(f"{section.name}.")]
-        passed += sum(layer.parameters)
+        passed += sum(layer.parameters) + sum(nbytes for nbytes, _ in layer.still)
         by_weight = min(bisect_left(ends, passed), len(sections) - 1)
         at = len(sections) - 1 if not layer.module else max(named, default=max(at, by_weight))
         found.append(at)

@@ -179,7 +179,7 @@ def _stages_plan(footprint: Footprint, groups: AlikeGroups, batch: int) -> Plan:
     for line in lines:
         ends |= line.add_to(builder, schedule)
     for stage, sections in enumerate(ranges):
-        held = sum(footprint.sections[at].parameter_bytes for at in sections)
+        held = sum(footprint.sections[at].trained_bytes for at in sections)
         if held and groups.count > 1:
             ranks = [first + stage for first in groups.firsts]
             ready = tuple(position for rank in ranks for position in ends[rank])

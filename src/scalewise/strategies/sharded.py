@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from scalewise.collectives.collective import Collective
-from scalewise.plan import Ends, Footprint, Plan, PlanBuilder
+from scalewise.plan import Ends, Footprint, Plan, PlanBuilder, Still
 from scalewise.strategies.shares import alike_shares
 from scalewise.strategies.strategy import Backend
 from scalewise.strategies.units import units_of
@@ -34,6 +34,14 @@ class Sharded:
         return _Step(footprint, devices, batch, backend).plan()
 
 
+@dataclass(frozen=True)
+class _Unit:
+    """Parameters that are gathered together: positions of those that learn, and those that do not."""
+
+    learning: tuple[int, ...]
+    still: tuple[Still, ...]
+
+
 class _Step:
     """The plan under way. Units are in the order of forward, the model's own parameters first."""
 
@@ -43,10 +51,7 @@ class _Step:
         self.devices = devices
         self.backend = backend
         self.alike = alike_shares(batch, devices)
-        names = footprint.parameter_names or [f"{at}.weight" for at in range(len(footprint.parameter_bytes))]
-        units = units_of(names[::-1])
-        last = len(names) - 1
-        self.units = {unit: [last - at for at in units[unit]] for unit in sorted(units, key=bool)}
+        self.units = _units(footprint)
         self.done: Ends = {first: () for first, _, _ in self.alike}
         self.earlier = self.done
         """What the devices had done before what they do last."""
@@ -56,32 +61,47 @@ class _Step:
     def plan(self) -> Plan:
         self._compute("load")
         sizes = self.footprint.parameter_bytes
-        for positions in self.units.values():
-            gathered = self._gather(positions)
-            part = sum(sizes[at] for at in positions) / sum(sizes)
-            self._compute("forward", part, gathered, self._put_in_place(positions))
+        total = sum(sizes) + sum(each.bytes for each in self.footprint.still)
+        for unit in self.units.values():
+            gathered = self._gather(unit)
+            part = sum(sizes[at] for at in unit.learning) + sum(each.bytes for each in unit.still)
+            self._compute("forward", part / total, gathered, self._put_in_place(unit))
         self._compute("loss")
-        backward = [*reversed([unit for unit in self.units if unit]), *(unit for unit in self.units if not unit)]
         shares = self.footprint.backward_shares([range(at, at + 1) for at in range(len(sizes))])
         gathered = ()
-        for unit, following in pairwise([*backward, ""]):
+        for number, (name, following) in enumerate(self._backward()):
+            unit = self.units[name]
             ahead = self._gather(self.units[following]) if following else ()
-            copied = self._laid_out(self.units[unit])
-            if unit not in ("", backward[0]):
-                copied += self._put_in_place(self.units[unit])
-            self._compute("backward", sum(shares[at] for at in self.units[unit]), gathered, copied)
-            self._exchange("reduce", "reduce_scatter", self.units[unit], self.done)
+            copied = self._laid_out(unit, learning=True)
+            if name and number:
+                copied += self._put_in_place(unit)
+            self._compute("backward", sum(shares[at] for at in unit.learning), gathered, copied)
+            self._exchange("reduce", "reduce_scatter", self._padded(unit, learning=True), self.done)
             gathered = ahead
         self._compute("update", _shard_part(self.footprint, self.devices), self.talked)
         return self.builder.plan()
 
-    def _put_in_place(self, positions: Sequence[int]) -> int:
-        """Bytes read and written: the own shards to where they leave from, and what was gathered to the layer."""
-        return self._laid_out(positions) + self._laid_out(positions) // self.devices
+    def _backward(self) -> list[tuple[str, str]]:
+        """Units, each with the one that is gathered before it, down to the first that learns, and the model's own."""
+        layers = [name for name in reversed(self.units) if name]
+        own = self.units.get("")
+        needed = len(layers)
+        while not (own and own.learning) and needed > 1 and not self.units[layers[needed - 1]].learning:
+            needed -= 1
+        found = list(pairwise([*layers, ""]))[:needed]
+        return [*found, ("", "")] if own else found
 
-    def _laid_out(self, positions: Sequence[int]) -> int:
-        """Bytes read and written: gradients in the order in which they are reduced."""
-        return 2 * _padded_bytes(self.footprint, positions, self.devices) if self.devices > 1 else 0
+    def _put_in_place(self, unit: _Unit) -> int:
+        """Bytes read and written: the own shards to where they leave from, and what was gathered to the layer."""
+        return self._laid_out(unit) + self._laid_out(unit) // self.devices
+
+    def _laid_out(self, unit: _Unit, *, learning: bool = False) -> int:
+        """Bytes read and written: of gradients in the order in which they are reduced, or of all weights."""
+        return 2 * self._padded(unit, learning=learning) if self.devices > 1 else 0
+
+    def _padded(self, unit: _Unit, *, learning: bool = False) -> int:
+        still = 0 if learning else sum(padded_bytes(each.bytes, each.shape, self.devices) for each in unit.still)
+        return _padded_bytes(self.footprint, unit.learning, self.devices) + still
 
     def _compute(self, phase: str, share: float = 1.0, after: tuple[int, ...] = (), copied_bytes: int = 0) -> None:
         waits = self.talked if self.backend == "gloo" else after
@@ -91,28 +111,49 @@ class _Step:
             for first, count, samples in self.alike
         }
 
-    def _gather(self, positions: Sequence[int]) -> tuple[int, ...]:
-        return self._exchange("gather", "all_gather", positions, self.done if self.backend == "gloo" else self.earlier)
+    def _gather(self, unit: _Unit) -> tuple[int, ...]:
+        after = self.done if self.backend == "gloo" else self.earlier
+        return self._exchange("gather", "all_gather", self._padded(unit), after)
 
-    def _exchange(self, phase: str, operation: str, positions: Sequence[int], after: Ends) -> tuple[int, ...]:
-        size = _padded_bytes(self.footprint, positions, self.devices)
+    def _exchange(self, phase: str, operation: str, size: int, after: Ends) -> tuple[int, ...]:
         ready = tuple(position for ends in after.values() for position in ends)
         made = Collective(operation, self.backend, self.devices, size)
         self.talked = self.builder.collective(phase, made, ready + self.talked) if self.devices > 1 else ()
         return self.talked
 
 
-def _padded_bytes(footprint: Footprint, positions: Sequence[int], devices: int) -> int:
+def _units(footprint: Footprint) -> dict[str, _Unit]:
+    count = len(footprint.parameter_bytes)
+    names = footprint.parameter_names or [f"{at}.weight" for at in range(count)]
+    forward: list[int | Still] = list(reversed(range(count)))
+    for number, each in enumerate(footprint.still):
+        forward.insert(each.after + number, each)
+    grouped = units_of([each.name if isinstance(each, Still) else names[each] for each in forward])
+    members = {unit: [forward[at] for at in grouped[unit]] for unit in sorted(grouped, key=bool)}
+    return {
+        unit: _Unit(
+            tuple(each for each in found if not isinstance(each, Still)),
+            tuple(each for each in found if isinstance(each, Still)),
+        )
+        for unit, found in members.items()
+    }
+
+
+def padded_bytes(size: int, shape: Sequence[int], devices: int) -> int:
     """FSDP2 cuts a tensor along its first dimension, and fills it up to whole shards."""
+    return size // shape[0] * devices * -(-shape[0] // devices)
+
+
+def _padded_bytes(footprint: Footprint, positions: Sequence[int], devices: int) -> int:
     total = 0
     for at in positions:
         size = footprint.parameter_bytes[at]
-        first = footprint.parameter_shapes[at][0] if footprint.parameter_shapes else size // 4
-        total += size // first * devices * -(-first // devices)
+        shape = footprint.parameter_shapes[at] if footprint.parameter_shapes else (size // 4,)
+        total += padded_bytes(size, shape, devices)
     return total
 
 
 def _shard_part(footprint: Footprint, devices: int) -> float:
-    """The part of the model that the fullest device holds."""
+    """The part of the trained model that the fullest device holds."""
     sizes = footprint.parameter_bytes
     return _padded_bytes(footprint, range(len(sizes)), devices) / devices / sum(sizes)

@@ -71,7 +71,7 @@ def _balanced(sections: tuple[Section, ...], stages: int, samples: int, room_byt
     """The quickest slowest stage; among those as good, the least memory on one device, then the least to send. Where
     memory is limited only of cuts that fit, or, if none does, of those that need least."""
     costs = [0.0, *accumulate(costs_of(sections))]
-    held = [0, *accumulate(MODEL_COPIES * each.parameter_bytes + samples * each.kept_bytes for each in sections)]
+    held = [0, *accumulate(_held_by(each, samples) for each in sections)]
     tenth = max(held[-1] // 10, 1)
     room = math.inf if room_bytes is None else max(room_bytes, math.ceil(_evenest(held, stages)))
     ends = [bisect_right(held, each + room) - 1 for each in held]
@@ -86,6 +86,10 @@ def _balanced(sections: tuple[Section, ...], stages: int, samples: int, room_byt
 
     bounds = _best(len(sections), stages, worth)
     return tuple(range(first, end) for first, end in pairwise(bounds))
+
+
+def _held_by(section: Section, samples: int) -> int:
+    return MODEL_COPIES * section.trained_bytes + section.frozen_bytes + samples * section.kept_bytes
 
 
 def _evenest(costs: Sequence[float], stages: int, ends: Sequence[int] | None = None) -> float:

@@ -71,10 +71,10 @@ class StagesPlan:
         return done
 
     def add_update(self, builder: PlanBuilder, after: Ends, batch: int) -> None:
-        total = sum(section.parameter_bytes for section in self.footprint.sections)
+        total = sum(section.trained_bytes for section in self.footprint.sections)
         for rank in self.ranks:
             own = sum(
-                self.footprint.sections[at].parameter_bytes
+                self.footprint.sections[at].trained_bytes
                 for stage, sections in enumerate(self.ranges)
                 if self._home(stage) == rank
                 for at in sections

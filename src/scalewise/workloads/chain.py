@@ -104,14 +104,16 @@ def weigh(parts: Sequence[Part], inputs: Tensor) -> tuple[tuple[Section, ...], t
             before, kept = counter.get_total_flops(), seen.bytes
             value = part.module(value)
             borders.append(_border(part, value, count))
+            new = seen.new_parameters(part)
             sections.append(
                 Section(
                     name=part.name,
                     flops=(counter.get_total_flops() - before) // count,
-                    parameter_bytes=seen.parameter_bytes(part),
+                    parameter_bytes=sum(each.nbytes for each in new),
                     kept_bytes=(seen.bytes - kept) // count,
                     passed_bytes=tuple(each.bytes for each in borders[-1].tensors),
                     returned_bytes=tuple(each.bytes for each in borders[-1].tensors if each.learns),
+                    frozen_bytes=sum(each.nbytes for each in new if not each.requires_grad),
                 )
             )
     return tuple(sections), tuple(borders)
@@ -136,10 +138,10 @@ class _Kept:
             self.bytes += tensor.untyped_storage().nbytes()
         return tensor
 
-    def parameter_bytes(self, part: Part) -> int:
+    def new_parameters(self, part: Part) -> list[nn.Parameter]:
         new = [each for each in part.module.parameters() if each not in self.counted]
         self.counted.update(new)
-        return sum(parameter.nbytes for parameter in new)
+        return new
 
 
 def _border(part: Part, value: Any, count: int) -> Border:

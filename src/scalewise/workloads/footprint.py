@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from scalewise.data.data import Data
 from scalewise.errors import UserError
-from scalewise.plan import Footprint, Section
+from scalewise.plan import Footprint, Section, Still
+from scalewise.strategies.units import units_of
 from scalewise.workloads.chain import WEIGHED, chain_of, example_of, weigh
 from scalewise.workloads.lone_sample import allow_lone_sample
 from scalewise.workloads.matrices import Watch
@@ -33,6 +36,9 @@ def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(ready.append)
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    called: set[str] = set()
+    for path, module in model.named_modules():
+        module.register_forward_pre_hook(lambda *_, path=path: called.add(path))
     inputs, targets = data.example()
     kept: set[int] = set()
     with Watch(model) as watch, saved_tensors_hooks(lambda tensor: _note(tensor, kept), lambda tensor: tensor):
@@ -48,7 +54,25 @@ def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
         parameter_names=tuple(names[parameter] for parameter in ready),
         matrices=tuple(watch.matrices),
         sections=_sections(workload, model, data, device),
+        still=tuple(_still(model, [names[parameter] for parameter in reversed(ready)], called)),
     )
+
+
+def _still(model: nn.Module, trained: list[str], called: set[str]) -> Iterator[Still]:
+    """Those between two trained ones of the model come before the second."""
+    parameters = dict(model.named_parameters())
+    unit_of = {
+        name: unit for unit, at in units_of(list(parameters)).items() for name in (list(parameters)[i] for i in at)
+    }
+    found: list[Still] = []
+    following = len(trained)
+    for name, parameter in reversed(parameters.items()):
+        if name in trained:
+            following = trained.index(name)
+        elif unit_of[name] in called or not unit_of[name]:
+            found.append(Still(name, parameter.nbytes, tuple(parameter.shape), following))
+    found.reverse()
+    yield from sorted(found, key=lambda each: each.after)
 
 
 def _sections(workload: Workload, model: nn.Module, data: Data, device: str) -> tuple[Section, ...]:

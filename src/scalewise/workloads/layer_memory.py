@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -201,20 +201,22 @@ class _Watch(TorchDispatchMode):
             kept[made_in.setdefault(number, layer)] += nbytes
             size[number] = size.get(number, 0) + nbytes
         most = self._most(kept)
-        trained, frozen = self._held_by(model)
+        held = self._held_by(model)
         return tuple(
             LayerMemory(
                 path,
-                tuple(trained[at]),
+                tuple(nbytes for nbytes, _ in held[at].trained),
                 kept[at],
                 most[0][at].bytes,
                 most[1][at].bytes,
-                frozen[at],
+                held[at].buffer_bytes + sum(nbytes for nbytes, _ in held[at].still),
                 most[0][at].of,
                 most[1][at].of,
                 (most[0][at].copied, most[1][at].copied),
                 sum(self.events[number][1] for number in self.given.get(at, []) if not size.get(number)),
                 tuple((made_in[number], self.events[number][1]) for number in self.given.get(at, [])),
+                tuple(rows for _, rows in held[at].trained),
+                tuple(held[at].still),
                 self.library_bytes.get(at, 0),
             )
             for at, path in enumerate(self.paths)
@@ -228,10 +230,9 @@ class _Watch(TorchDispatchMode):
         live = [0] * len(self.paths)
         total = 0
         for position, (number, nbytes, layer) in enumerate(self.events):
-            if number in self.gradients:
-                continue
-            total += nbytes
-            live[made_in.setdefault(number, layer)] += nbytes
+            if number not in self.gradients:  # which are counted by who knows how long they stay
+                total += nbytes
+                live[made_in.setdefault(number, layer)] += nbytes
             way = most[position >= self.turned]
             if nbytes > 0 and total - up_to[layer] > way[layer].bytes:
                 beyond = (
@@ -244,20 +245,36 @@ class _Watch(TorchDispatchMode):
                 way[layer] = _Moment(total - up_to[layer], tuple(made), copied.of_taken)
         return most
 
-    def _held_by(self, model: nn.Module) -> tuple[list[list[int]], list[int]]:
-        """Each parameter and buffer once, with the first layer that is, or is within, the module that has it."""
-        trained: list[list[int]] = [[] for _ in self.paths]
-        frozen = [0] * len(self.paths)
+    def _held_by(self, model: nn.Module) -> list[_Own]:
+        """Each parameter and buffer once, with the first layer that is, or is within, the module that has it, or the
+        nearest around that."""
+        held = [_Own() for _ in self.paths]
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            owner = name.rpartition(".")[0]
-            near = (number for number, path in enumerate(self.paths) if f"{path}.".startswith(f"{owner}."))
-            layer = next(near, 0) if owner else 0
+            own = held[self._layer_of(name.rpartition(".")[0])]
             nbytes = tensor.numel() * max(tensor.element_size(), 4 * tensor.is_floating_point())
-            if tensor.requires_grad:
-                trained[layer].append(nbytes)
+            if not isinstance(tensor, nn.Parameter):
+                own.buffer_bytes += nbytes
             else:
-                frozen[layer] += nbytes
-        return trained, frozen
+                learns = tensor.requires_grad and tensor.grad is not None
+                (own.trained if learns else own.still).append((nbytes, tensor.shape[0] if tensor.dim() else 1))
+        return held
+
+    def _layer_of(self, owner: str) -> int:
+        while owner:
+            for number, path in enumerate(self.paths):
+                if f"{path}.".startswith(f"{owner}."):
+                    return number
+            owner = owner.rpartition(".")[0]
+        return 0
+
+
+@dataclass
+class _Own:
+    """A layer's tensors: bytes and first dimension of each parameter that a step changes, and that none does."""
+
+    trained: list[tuple[int, int]] = field(default_factory=list)
+    still: list[tuple[int, int]] = field(default_factory=list)
+    buffer_bytes: int = 0
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
