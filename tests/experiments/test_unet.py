@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+from scalewise.errors import UserError
 from scalewise.experiments import unet
 from scalewise.experiments.unet import conclude
 from scalewise.experiments.unet_setup import CPU, CPU_QUICK, GPU, GPU_QUICK, Setup, nearest_first
@@ -114,7 +117,43 @@ def test_where_data_parallelism_no_longer_fits_or_wins_is_said() -> None:
 
 def test_a_model_that_only_model_parallelism_holds_is_won_by_memory() -> None:
     said = sweep_words([each for each in SPOTS if each.parameters != 8_000_000], 0.4)
-    assert said[-1].endswith("data parallelism no longer fits: by memory, not by speed.")
+    assert said[-1] == (
+        "With 30 M parameters, the most that was compared, pipeline is the quickest that runs: data parallelism no "
+        "longer fits: by memory, not by speed."
+    )
+
+
+@pytest.mark.parametrize("status", ["not begun", "failed"])
+def test_where_data_parallelism_was_not_seen_nobody_has_won(status: str) -> None:
+    unseen = [replace(each, status=status) if not each.samples_per_second else each for each in SPOTS]
+    assert sweep_words(unseen, 0.4)[-1] == (
+        "With 8 M parameters, the most that was compared, pipeline is the quickest that runs: it is 1.25x as fast as "
+        "data parallelism, which spends 40% of its step on gradients by then."
+    )
+
+
+def test_who_is_quickest_again_with_larger_models_is_said() -> None:
+    again = [*SPOTS[:6], spot(30_000_000, "mirrored", 9.0, 0.3), spot(30_000_000, "pipeline", 4.0, 0.3)]
+    assert sweep_words(again, 0.4)[-1] == (
+        "With 8 M parameters pipeline is the quickest that runs: it is 1.25x as fast as data parallelism, which spends "
+        "40% of its step on gradients by then; with 30 M data parallel is again."
+    )
+
+
+def test_a_strategy_that_only_ran_out_of_memory_is_not_passed_over() -> None:
+    said = sweep_words([*SPOTS, spot(8_000_000, "sharded", None, 0.5)], 0.4)
+    assert "Sharded fits 0.4 GB a device with no model that was tried: 8 M parameters run out of memory." in said
+
+
+def test_gains_of_turns_are_said_to_come_from_where_they_do() -> None:
+    quick = Ran(8.0, 0.080, ({"forward": 0.020, "backward": 0.020, "idle": 0.040},) * 2, 8_000_000)
+    assert (
+        "halves of the model that compute quicker than the whole, in 80% of one device's seconds"
+        in comparison({**RAN, "layers": quick})[2]
+    )
+    assert "the survey's 4% may too" in comparison({**RAN, "layers": quick})[2]
+    unlike = Ran(8.0, 0.080, ({"forward": 0.020, "backward": 0.030, "idle": 0.030},) * 2, 8_000_000)
+    assert "come from computing, of which both halves take 100%" in comparison({**RAN, "layers": unlike})[2]
 
 
 def test_phases_are_told_rank_by_rank_from_the_quicker_half_of_the_steps() -> None:
@@ -128,7 +167,8 @@ def test_what_was_watched_is_told_in_seconds_of_the_step_that_was_measured() -> 
     spans = (Span(0, "forward", 0.0, 0.1), Span(1, "idle", 0.05, 0.15))
     ran = as_measured(Ran(10.0, 0.1, ({"forward": 0.15, "reduce": 0.05}, {"idle": 0.1}), 0, step=spans))
     assert [pytest.approx(phases) for phases in ran.ranks] == [{"forward": 0.075, "reduce": 0.025}, {"idle": 0.05}]
-    assert [pytest.approx((span.start, span.seconds)) for span in ran.step] == [(0.0, 0.05), (0.025, 0.075)]
+    # The second device takes longest, 150 ms; that it begins after the first makes neither longer.
+    assert [pytest.approx((span.start, span.seconds)) for span in ran.step] == [(0.0, 0.2 / 3), (0.1 / 3, 0.1)]
     [remark] = apart({"mirrored": ran, "single": as_measured(RAN["single"])})
     assert remark.startswith("A step of data parallel took 200 ms in the run that tells its phases, and 100 ms where")
 
@@ -184,3 +224,10 @@ def test_the_limit_of_the_sweep_is_gone_after_it(monkeypatch: pytest.MonkeyPatch
     with unet._limited(0.5):
         assert memory_limit_bytes() == 500_000_000
     assert memory_limit_bytes() is None
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a GPU")
+@pytest.mark.parametrize("kind", ["cuda", "slice"])
+def test_devices_that_there_are_not_are_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"and this machine has (0|none); use --device-kind cpu"):
+        unet.run(tmp_path, True, lambda _: None, kind)

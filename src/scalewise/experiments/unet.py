@@ -41,6 +41,8 @@ from scalewise.results.measurement import Measurement
 from scalewise.results.store import Store
 from scalewise.results.units import bytes_text, seconds_text
 from scalewise.session.cores import allowed_cores
+from scalewise.session.devices import settle
+from scalewise.session.placement import Placement
 from scalewise.step.room import MEMORY_LIMIT, memory_limit_bytes
 from scalewise.verbs.describe import describe
 from scalewise.verbs.measure import measure
@@ -60,7 +62,7 @@ COLUMNS = ["an epoch", "survey", "here", "computing", "memory planned", "measure
 
 def run(out: Path, quick: bool, tell: Callable[[str], None], device_kind: str = "auto") -> ExperimentResult:
     """Under three minutes if quick, on two cores. A folder with measurements is gone on with."""
-    kind = _kind(device_kind)
+    kind = settle(Placement(DEVICES, _kind(device_kind))).device_kind
     setup = (CPU_QUICK if quick else CPU) if kind == "cpu" else (GPU_QUICK if quick else GPU)
     if given := memory_limit_bytes():
         setup = replace(setup, limit_GB=given / 1e9)
@@ -159,6 +161,7 @@ def _ran(setup: Setup, measurements: Sequence[Measurement], kind: str, tell: Cal
         if cell.epoch_seconds is None or cell.step_seconds is None:
             tell(f"  {cell.strategy} did not come through: {cell.reason}")
             continue
+        tell(f"  {cell.strategy} once more, to see what every device does ...")
         result = train(
             setup.table,
             strategy=cell.strategy,

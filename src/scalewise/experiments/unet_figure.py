@@ -141,6 +141,7 @@ def draw_sweep(spots: Sequence[Spot], limit_GB: float, batch: int, machine: str,
         height=7.0,
         subtitle=f"Batch {batch}, two devices with {limit_GB:g} GB each. Crosses: out of memory.",
     )
+    speed.sharex(memory)
     sizes = sorted({spot.parameters for spot in spots})
     slowest = min(spot.samples_per_second for spot in spots if spot.samples_per_second)
     full = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from statistics import fmean
 
 from scalewise.phases import PHASES
@@ -94,7 +95,7 @@ def _by_seconds(timeline: Timeline) -> list[list[Span]]:
 def as_measured(ran: Ran) -> Ran:
     """Phases and the step that is shown, stretched to the seconds of the step that was measured in another run."""
     watched = max((sum(phases.values()) for phases in ran.ranks), default=0.0)
-    shown = max((span.start + span.seconds for span in ran.step), default=0.0)
+    shown = max((_seconds_of(ran.step, rank) for rank in range(len(ran.ranks))), default=0.0)
     if not watched:
         return ran
     phases, spans = ran.step_seconds / watched, ran.step_seconds / shown if shown else 1.0
@@ -103,6 +104,14 @@ def as_measured(ran: Ran) -> Ran:
         ranks=tuple({phase: seconds * phases for phase, seconds in each.items()} for each in ran.ranks),
         step=tuple(replace(span, start=span.start * spans, seconds=span.seconds * spans) for span in ran.step),
         watched_seconds=watched,
+    )
+
+
+def _seconds_of(step: Sequence[Span], rank: int) -> float:
+    """Its own: ranks that take turns begin a step one after the other, and all together take longer than each."""
+    own = [span for span in step if span.rank == rank]
+    return max((span.start + span.seconds for span in own), default=0.0) - min(
+        (span.start for span in own), default=0.0
     )
 
 
@@ -195,15 +204,21 @@ def _model_parallel(ran: Mapping[str, Ran]) -> str:
 
 def _beyond_turns(ours: float, here: Ran, alone: Ran) -> str:
     quicker = here.computing_seconds / alone.computing_seconds
-    if ours > 1 + EVEN:
+    theirs = f"the survey's {survey_speedup(MODEL_PARALLEL) - 1:.0%}"
+    if ours <= 1 + EVEN:
         return (
-            f"what is gained here comes from halves of the model that compute quicker than the whole ({quicker:.0%} of "
-            "the seconds: each device's caches hold more of its half), and so may the survey's 5 %."
+            f"{theirs} must come from something else: parts of a batch that overlap, as below, or a device that "
+            f"computes half a model in less than half the time. Here both halves take {quicker:.0%} of one device's "
+            "seconds."
+        )
+    if quicker < 1:
+        return (
+            f"what is gained here comes from halves of the model that compute quicker than the whole, in {quicker:.0%} "
+            f"of one device's seconds, as where each device's caches hold more of its half; {theirs} may too."
         )
     return (
-        f"the survey's {survey_speedup(MODEL_PARALLEL) - 1:.0%} must come from something else: parts of a batch that "
-        "overlap, as below, or a device that computes half a model in less than half the time. Here both halves take "
-        f"{quicker:.0%} of one device's seconds."
+        f"nor does what is gained here come from computing, of which both halves take {quicker:.0%} of one device's "
+        "seconds: the runs were not alike."
     )
 
 
@@ -246,6 +261,11 @@ def sweep_words(spots: Sequence[Spot], limit_GB: float) -> list[str]:
                 f"{NAMES[strategy].capitalize()} fits {limit_GB:g} GB a device up to {millions(ran[-1])} parameters; "
                 f"{millions(first)}{planned} run out of memory."
             )
+        elif full:
+            said.append(
+                f"{NAMES[strategy].capitalize()} fits {limit_GB:g} GB a device with no model that was tried: "
+                f"{millions(full[0])} parameters run out of memory."
+            )
         elif over and ran:
             planned = f"planned {(over[0].planned_bytes or 0) / 1e9:.2f} GB"
             said.append(
@@ -261,25 +281,43 @@ def sweep_words(spots: Sequence[Spot], limit_GB: float) -> list[str]:
 
 
 def _winners(spots: Sequence[Spot]) -> list[str]:
+    """Of the models on which data parallelism was tried, whatever came of it."""
+    rivals = {
+        spot.workload: spot
+        for spot in spots
+        if spot.strategy == DATA_PARALLEL and (spot.samples_per_second or spot.status == "oom")
+    }
     best: dict[str, Spot] = {}
-    for spot in spots:
-        rate = best[spot.workload].samples_per_second if spot.workload in best else None
-        if spot.samples_per_second and (not rate or spot.samples_per_second > rate):
+    for spot in sorted(spots, key=lambda spot: spot.samples_per_second or 0.0):
+        if spot.workload in rivals and spot.samples_per_second:
             best[spot.workload] = spot
     ordered = sorted(best.values(), key=lambda spot: spot.parameters)
-    if not ordered:
-        return []
-    lost = next((spot for spot in ordered if spot.strategy not in (SINGLE, DATA_PARALLEL)), None)
-    if lost is None:
-        return [f"Nothing that divides the model was the quickest anywhere, up to {millions(ordered[-1])} parameters."]
-    rival = next((spot for spot in spots if spot.workload == lost.workload and spot.strategy == DATA_PARALLEL), None)
-    if rival and rival.samples_per_second and lost.samples_per_second:
-        ahead = lost.samples_per_second / rival.samples_per_second
-        share = f"{rival.reduce_share:.0%} of its step"
-        reason = f"it is {ahead:.2f}x as fast as data parallelism, which spends {share} on gradients by then"
-    else:
-        reason = "data parallelism no longer fits: by memory, not by speed"
-    return [f"From {millions(lost)} parameters on {NAMES[lost.strategy]} is the quickest that runs: {reason}."]
+    divided = [spot for spot in ordered if _divides(spot)]
+    if not divided:
+        largest = f", up to {millions(ordered[-1])} parameters" if ordered else ""
+        return [f"Nothing that divides the model was the quickest anywhere{largest}."] if ordered else []
+    last = list(takewhile(_divides, reversed(ordered)))[::-1]
+    first = (last or divided)[0]
+    names = list(dict.fromkeys(NAMES[spot.strategy] for spot in last)) or [NAMES[first.strategy]]
+    where = f"From {millions(first)} parameters on" if len(last) > 1 else f"With {millions(first)} parameters"
+    if len(last) == 1 and len(ordered) > 1:
+        where += ", the most that was compared,"
+    said = f"{where} {', then '.join(names)} is the quickest that runs: {_over(rivals[first.workload], first)}"
+    if not last:
+        said += f"; with {millions(ordered[-1])} {NAMES[ordered[-1].strategy]} is again"
+    return [f"{said}."]
+
+
+def _divides(spot: Spot) -> bool:
+    return spot.strategy not in (SINGLE, DATA_PARALLEL)
+
+
+def _over(rival: Spot, best: Spot) -> str:
+    if not rival.samples_per_second or not best.samples_per_second:
+        return "data parallelism no longer fits: by memory, not by speed"
+    ahead = best.samples_per_second / rival.samples_per_second
+    share = f"{rival.reduce_share:.0%} of its step"
+    return f"it is {ahead:.2f}x as fast as data parallelism, which spends {share} on gradients by then"
 
 
 def millions(spot: Spot) -> str:
