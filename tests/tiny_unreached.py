@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -31,6 +32,11 @@ def at_first() -> Workload:
 def later() -> Workload:
     """The other way round."""
     return replace(float32(), model=lambda: Gated(lambda inputs: len(inputs) > 1))
+
+
+def at_random() -> Workload:
+    """Skipped in every other step or so, as Python's own random numbers have it."""
+    return replace(float32(), model=lambda: Gated(lambda _: random.random() < 0.5))
 
 
 def frozen() -> Workload:

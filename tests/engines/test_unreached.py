@@ -73,6 +73,8 @@ def test_a_layer_that_does_not_learn_is_no_obstacle(strategy: str, tmp_path: Pat
         *((strategy, "at_first") for strategy in [*EXCHANGING, "parameter-server-async"]),
         ("mirrored", "later"),
         ("parameter-server-async", "later"),
+        ("mirrored", "at_random"),
+        ("parameter-server", "at_random"),
     ],
 )
 def test_a_layer_that_is_called_now_and_then_is_refused_in_a_sentence(

@@ -86,7 +86,7 @@ def test_a_step_of_workers_on_their_own_is_one_update_everywhere() -> None:
         step_seconds=interval_of([0.01] * 72),
         samples_per_second=500.0,
         staleness=Staleness(1.0, 3, {1: 80}),
-        updates=Updates(80, 80, {0: 40, 1: 40}, 80, batches=20),
+        updates=Updates(80, 80, {0: 40, 1: 40}, 80, batches=20, versions=80),
     )
     text = " ".join(str(shown).split())
     for expected in (

@@ -17,6 +17,7 @@ from scalewise.servers.client import Client
 from scalewise.servers.line import Line, pull_tag
 from scalewise.servers.meeting import announce, announce_end
 from scalewise.servers.server import Server
+from scalewise.servers.slot import Push, Slot
 from scalewise.session.rendezvous import LOOPBACK, open_store
 from scalewise.strategies.pieces import pieces_of
 
@@ -102,7 +103,6 @@ def test_an_error_of_the_optimizer_ends_the_server_and_is_no_lost_worker(store: 
     server = _server(partial(Broken, lr=1.0))
     with pytest.raises(RuntimeError, match="expected scalar type Half but found Float"):
         _served_with(store, server)
-    assert server.outcome.lost == []
 
 
 def test_an_error_on_a_new_version_ends_the_server(store: TCPStore) -> None:
@@ -114,7 +114,6 @@ def test_an_error_on_a_new_version_ends_the_server(store: TCPStore) -> None:
     server.on_version = full
     with pytest.raises(OSError, match="No space left on device"):
         _served_with(store, server)
-    assert server.outcome.lost == []
 
 
 def test_synchronous_weights_are_not_updated_without_a_worker_that_is_gone(store: TCPStore) -> None:
@@ -132,7 +131,6 @@ def test_synchronous_weights_are_not_updated_without_a_worker_that_is_gone(store
         finally:
             announce_end(store)
     assert serving.result().versions == 0
-    assert server.outcome.lost == [1]
 
 
 def test_a_worker_that_said_it_would_come_and_died_does_not_hold_up_the_end(store: TCPStore) -> None:
@@ -154,3 +152,35 @@ def test_what_was_held_for_a_worker_is_given_up_when_it_leaves(store: TCPStore) 
         assert (server.attended, server.pushes) == ({}, 1)
         announce_end(store)
         serving.result(SECONDS)
+
+
+def test_an_answer_finds_its_worker_also_if_it_leaves_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between what is pending and what is answered, another thread may look whether the worker can be forgotten."""
+    server = _server(partial(torch.optim.SGD, lr=1.0))
+    [slot] = server.slots
+    slot.holding = {0: 0}
+    sent: list[int] = []
+
+    class There:
+        worker = 7
+
+        def send(self, _: Slot) -> None:
+            sent.append(self.worker)
+
+    monkeypatch.setitem(server.attended, 0, There())  # type: ignore[misc]
+    applying, left = Event(), Event()
+
+    def leaves(_: int) -> None:
+        applying.set()
+        left.wait(0.2)  # for as long as it is let
+
+    server.on_version = leaves
+    with ThreadPoolExecutor(2) as threads:
+        pushing = threads.submit(slot.arrive, 0, Push([torch.zeros(1)], 1), server._answer)
+        assert applying.wait(SECONDS)
+        leaving = threads.submit(server._leave, 0)
+        leaving.add_done_callback(lambda _: left.set())
+        pushing.result(SECONDS)
+        leaving.result(SECONDS)
+    assert sent == [7]
+    assert server.attended == {}

@@ -83,3 +83,12 @@ def test_nobody_waits_for_a_worker_that_is_gone() -> None:
     slot.drop(2, lambda _, places: answered.extend(places))
     assert answered == [1]
     assert slot.version == 2
+
+
+def test_the_push_of_a_worker_that_died_is_as_stale_as_it_is() -> None:
+    slot = _slot(1, 0, 1, 2)
+    assert _arrive(slot, 0, 1.0) == [0]
+    assert _arrive(slot, 1, 1.0) == []  # waits for 2
+    slot.drop(1, lambda *_: None)
+    slot.drop(2, lambda *_: None)
+    assert dict(slot.staleness) == {0: 1, 1: 1}

@@ -48,6 +48,18 @@ def test_a_server_that_updates_for_each_in_turn_sets_the_pace_of_all() -> None:
     )
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_push_is_answered_when_all_of_it_has_been_applied(workers: int) -> None:
+    """40 ms to push 4 MB, in four pieces, 100 ms to update all of it and 40 to pull; synchronously that overlaps."""
+    pieces = profile(1e-6, 0.1)
+    there = {"parameter-server": 0.0, "parameter-server-async": 0.0}
+    for name in there:
+        strategy = strategy_of(f"{name}:piece_MB=1")
+        there[name] = Predictor(pieces, box(workers, 0.1)).simulate(strategy, workers, 64).step_seconds
+    assert there["parameter-server-async"] >= 0.18 * 0.99
+    assert there["parameter-server"] < 0.16 * workers
+
+
 def test_two_servers_share_what_one_had_to_do() -> None:
     two = strategy_of("parameter-server-async:servers=2,piece_MB=1")
     assert Predictor(profile(1.0, 0.5), box(4, 1000)).simulate(two, 4, 64).step_seconds < 1.4

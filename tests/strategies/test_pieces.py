@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from scalewise.errors import UserError
 from scalewise.strategies.pieces import Piece, pieces_of
+from scalewise.strategies.registry import strategy_of
 
 
 def test_pieces_as_a_table() -> None:
@@ -37,3 +39,9 @@ def test_pieces_lie_end_to_end_and_are_shared_out_by_bytes(elements: int, server
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_every_server_holds_something_of_a_real_model(servers: int) -> None:
     assert {piece.server for piece in pieces_of(376_200, 4, servers, 4.0)} == set(range(servers))
+
+
+@pytest.mark.parametrize("name", ["parameter-server", "parameter-server-async", "ring"])
+def test_pieces_smaller_than_an_element_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=rf"^option 'piece_MB' of {name} is 1e-7; it must be 0\.001 or more$"):
+        strategy_of(f"{name}:piece_MB=1e-7")

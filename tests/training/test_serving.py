@@ -145,6 +145,8 @@ def test_a_replacement_joins_and_works() -> None:
     assert result.updates is not None
     assert result.updates.by_worker[1] == 6
     assert result.updates.applied == result.updates.acknowledged == 2 * 2000 - 2
+    died = "worker 1 was killed (signal 9)"
+    assert result.notes[-2:] == [f"{died}; another took its place", f"{died}; the others went on"]
 
 
 def test_a_synchronous_worker_that_dies_ends_the_run() -> None:

@@ -56,6 +56,8 @@ class Updates:
     """Answers that reached a worker which lived to tell."""
     batches: int
     """That they were made for: each takes an update by every worker."""
+    versions: int
+    """Of the weights, that they made: where staleness is bounded, several pushes may make one."""
 
 
 @dataclass(frozen=True)
@@ -194,10 +196,12 @@ class TrainResult(Printable):
         )
 
     def _asynchronous_facts(self, staleness: Staleness, updates: Updates) -> list[tuple[str, str]]:
+        together = f" in {updates.versions:,} versions" if updates.versions < updates.applied else ""
+        applied = f"{updates.applied:,} applied{together}"
         shares = ", ".join(f"worker {worker} {count:,}" for worker, count in updates.by_worker.items())
         seen = ", ".join(f"{versions}: {times:,}" for versions, times in list(staleness.histogram.items())[:8])
         return [
-            ("updates", f"{updates.applied:,} applied, {updates.acknowledged:,} acknowledged ({shares})"),
+            ("updates", f"{applied}, {updates.acknowledged:,} acknowledged ({shares})"),
             ("staleness", f"{staleness.mean:.2f} versions on average, {staleness.max} at most ({seen})"),
         ]
 

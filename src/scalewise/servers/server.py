@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from threading import Condition, Thread
 from time import monotonic
@@ -36,8 +36,6 @@ class Served:
     staleness: Counter[int] = field(default_factory=Counter)
     """Versions between pull and update -> how many updates."""
     versions: int = 0
-    lost: list[int] = field(default_factory=list)
-    """Workers that went away without a goodbye."""
 
 
 class Server:
@@ -156,13 +154,18 @@ class Server:
                     push = Push([attendance.next_gradient(piece) for piece in slot.pieces], samples)
                     slot.arrive(place, push, self._answer)
         except LineLost:
-            self.outcome.lost.append(worker)
             if self.synchronous:  # the run is over: an update without this worker is not to be made, or saved
                 return
+        self._leave(place)
+
+    def _leave(self, place: int) -> None:
         for slot in self.slots:
             slot.drop(place, self._answer)
-        if not any(place in slot.pending for slot in self.slots):  # which is answered when it is applied
-            self.attended.pop(place, None)
+        with ExitStack() as held:  # a push may be on its way from what is pending to its answer
+            for slot in self.slots:
+                held.enter_context(slot.lock)
+            if not any(place in slot.pending for slot in self.slots):  # which is answered when it is applied
+                self.attended.pop(place, None)
 
     def _send_first(self, place: int, attendance: Attendance) -> None:
         for slot in self.slots:

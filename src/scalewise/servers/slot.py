@@ -36,6 +36,8 @@ class Slot:
     holding: dict[int, int] = field(default_factory=dict)
     """The version of the weights that each worker (by its place) computes with."""
     pending: dict[int, Push] = field(default_factory=dict)
+    pulled: dict[int, int] = field(default_factory=dict)
+    """Of what is pending, the versions that it was computed with; its worker may be gone by now."""
     staleness: Counter[int] = field(default_factory=Counter)
     lock: RLock = field(default_factory=RLock)
     whole_batch: int | None = None
@@ -50,6 +52,7 @@ class Slot:
         """`answer` is told whose pushes are now in the weights, while nobody can change them."""
         with self.lock:
             self.pending[place] = push
+            self.pulled[place] = self.holding.get(place, self.version)
             self._apply_if_due(answer)
 
     def drop(self, place: int, answer: Callable[[Slot, list[int]], None]) -> None:
@@ -66,7 +69,7 @@ class Slot:
         pushes = [self.pending.pop(place) for place in places]
         self._update(pushes)
         for place in places:
-            self.staleness[self.version - self.holding.get(place, self.version)] += 1
+            self.staleness[self.version - self.pulled.pop(place)] += 1
         self.version += 1
         self.pushes += len(pushes)
         self.holding |= {place: self.version for place in places if place in self.holding}

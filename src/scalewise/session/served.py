@@ -146,7 +146,7 @@ class ServedSession:
                 if not self._independent or not isinstance(error, RankFailed) or error.kind not in _GONE:
                     raise error
                 silence.drop(number)
-                self.lost.append(str(error))
+                self.lost.append(f"{error}; {'another took its place' if replacements else 'the others went on'}")
                 if replacements:
                     replacements -= 1
                     self._workers[number] = self._open_worker(number)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from scalewise.plan import Footprint, Plan
 from scalewise.strategies.served import served_plan
-from scalewise.strategies.strategy import Backend
+from scalewise.strategies.strategy import AT_LEAST, LEAST_PIECE_MB, Backend
 
 PIECE_MB = 16.0
 
@@ -22,7 +22,7 @@ class ParameterServer:
 
     servers: int = 1
     """Processes beside the workers; parameters are shared out among them by bytes, large tensors cut."""
-    piece_MB: float = PIECE_MB
+    piece_MB: float = field(default=PIECE_MB, metadata={AT_LEAST: LEAST_PIECE_MB})
     """Parameters travel in pieces of this size, so that pushes, updates and pulls overlap each other and backward."""
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:  # noqa: ARG002

@@ -8,7 +8,7 @@ from typing import ClassVar
 from scalewise.plan import Footprint, Plan
 from scalewise.strategies.parameter_server import PIECE_MB
 from scalewise.strategies.served import served_plan
-from scalewise.strategies.strategy import AT_LEAST, IF_NONE, Backend
+from scalewise.strategies.strategy import AT_LEAST, IF_NONE, LEAST_PIECE_MB, Backend
 from scalewise.strategies.unsynchronised import rounds_plan
 
 
@@ -21,7 +21,7 @@ class ParameterServerAsync:
 
     servers: int = 1
     """As for parameter-server, and so is the next."""
-    piece_MB: float = PIECE_MB
+    piece_MB: float = field(default=PIECE_MB, metadata={AT_LEAST: LEAST_PIECE_MB})
     max_staleness: int | None = field(default=None, metadata={AT_LEAST: 0, IF_NONE: "unbounded if not given"})
     """Versions there may be between a worker's pull and its update; 0 is synchronous."""
     replacements: int = field(default=0, metadata={AT_LEAST: 0})
@@ -33,6 +33,8 @@ class ParameterServerAsync:
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:  # noqa: ARG002
         """One push and pull by each worker: what N steps send."""
+        if devices == 1 and not self.exact:
+            return self.rounds(footprint, devices, batch, rounds=1)
         return served_plan(footprint, devices, batch, self.servers, self.piece_MB)
 
     def rounds(self, footprint: Footprint, devices: int, batch: int, rounds: int) -> Plan:

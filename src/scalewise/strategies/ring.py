@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from scalewise.collectives.collective import Collective
@@ -10,7 +10,7 @@ from scalewise.collectives.ring import PIECE_MB
 from scalewise.plan import Footprint, Plan
 from scalewise.strategies.buckets import buckets_of
 from scalewise.strategies.replicated import replicated_plan
-from scalewise.strategies.strategy import Backend
+from scalewise.strategies.strategy import AT_LEAST, LEAST_PIECE_MB, Backend
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Ring:
 
     bucket_MB: float | None = None
     """As for mirrored."""
-    piece_MB: float = PIECE_MB
+    piece_MB: float = field(default=PIECE_MB, metadata={AT_LEAST: LEAST_PIECE_MB})
     """Chunks travel in pieces of this size, so that sending, receiving and adding overlap."""
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:

@@ -16,6 +16,8 @@ from scalewise.spec import unknown
 Backend = Literal["gloo", "nccl"]
 AT_LEAST = "at least"
 """Key of a field's metadata: the least value of an option that need not be above 0."""
+LEAST_PIECE_MB = 0.001
+"""Of what travels in pieces: below, there are more messages than bytes to send."""
 IF_NONE = "if none"
 """Key of a field's metadata: what an option that is not given amounts to."""
 

@@ -72,4 +72,5 @@ def updates(served: list[Served], outcomes: list[Outcome], workers: int) -> Upda
         by_worker={worker: served[0].applied[worker] for worker in sorted(served[0].applied)},
         seen_by_workers=sum(outcome.acknowledged for outcome in outcomes),
         batches=last // workers + 1 - outcomes[0].resumed_at,
+        versions=served[0].versions,
     )

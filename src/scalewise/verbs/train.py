@@ -244,7 +244,7 @@ def _result(request: Request, run: _Finished) -> TrainResult:
         staleness=asynchronous.staleness(run.served) if alone else None,
         updates=asynchronous.updates(run.served, outcomes, placement.devices) if alone else None,
         spread=spread_text(request.strategy, placement.devices, settings.batch),
-        notes=notes_on(request, placement, outcomes) + [f"{sentence}; the others went on" for sentence in run.lost],
+        notes=notes_on(request, placement, outcomes) + run.lost,
         checkpoint=settings.checkpoint,
         timeline=timeline_of(outcomes),
         curve=asynchronous.curve(outcomes) if alone else curve_of(first, settings.batch),
