@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from scalewise.results.environment import Environment
 from tests.command import Run
 from tests.findings.test_series import HERE, measured
 from tests.verbs.test_report import stored
@@ -27,3 +28,34 @@ def test_a_folder_is_reported_as_one_json_document(scalewise: Run, folder: Path)
 def test_a_folder_without_measurements_is_one_sentence(scalewise: Run, folder: Path) -> None:
     scalewise("report", folder).refused(2, "no measurements in", "scalewise measure --out")
     scalewise("report", folder / "nowhere").refused(2, "no measurements in", "nowhere")
+
+
+def test_runs_of_two_machines_are_read_together(scalewise: Run, folder: Path) -> None:
+    there = Environment(hardware={"cpu": "Other CPU", "cores": 64}, samples_per_epoch=95)
+    stored(folder / "here", HERE, [measured("single", 1, 10, 0.1), measured("mirrored", 2, 10, 0.3)])
+    cells = [
+        measured("single", 1, 10, 0.4, environment=there.id),
+        measured("mirrored", 2, 10, 0.2, environment=there.id),
+    ]
+    stored(folder / "there", there, cells)
+    said = scalewise("report", folder / "here", folder / "there", "--out", folder / "both", "--json")
+    assert said.code == 0
+    document = json.loads(said.stdout)
+    assert document["measurements"] == 4
+    assert document["findings"][:4:2] == [
+        "linear, mirrored, 2 cores of Some CPU: the one cell on several devices takes 3.0 times as long as one device "
+        "(2 devices at batch 10)",
+        "linear, mirrored, 64 cores of Other CPU: the one cell on several devices is faster than one device",
+    ]
+    assert str(folder / "both" / "findings.md") in document["files"]
+    assert not (folder / "here" / "findings.md").exists()
+
+
+def test_of_a_cell_that_was_measured_twice_the_later_counts(scalewise: Run, folder: Path) -> None:
+    first = [measured("single", 1, 10, 0.1), measured("mirrored", 2, 10, 0.3)]
+    later = [measured("mirrored", 2, 10, 0.05, started="2026-11-16T10:00:00+00:00")]
+    stored(folder / "later", HERE, later)
+    stored(folder / "first", HERE, first)
+    document = json.loads(scalewise("report", folder / "later", folder / "first", "--json").stdout)
+    assert document["measurements"] == 2
+    assert document["findings"][0] == "linear, mirrored: the one cell on several devices is faster than one device"

@@ -25,7 +25,9 @@ def test_every_model_of_the_plane_can_be_built() -> None:
 def test_spots_are_the_models_timed_on_one_and_on_two_devices() -> None:
     lone = Series(name_of(9, 9), "single", (Cell(1, choke_map.BATCH, 100, 1.0),))
     other_batch = timed(7, 7, 1.0, 2.0, batch=999)
-    assert spots_of([timed(100_000, 10**7, 1.0, 2.0), timed(1000, 10**6, 3.0, 2.0), lone, other_batch]) == [
+    other_model = Series("linear", "mirrored", (Cell(1, choke_map.BATCH, 100, 1.0), Cell(2, choke_map.BATCH, 100, 2.0)))
+    cells = [other_model, timed(100_000, 10**7, 1.0, 2.0), timed(1000, 10**6, 3.0, 2.0), lone, other_batch]
+    assert spots_of(cells) == [
         Spot(1000, 10**6, 1.5),
         Spot(100_000, 10**7, 0.5),
     ]

@@ -7,7 +7,7 @@ from tests.findings.test_series import measured
 
 
 def test_other_load_is_remarked_on() -> None:
-    assert load_remarks(0.2, 2) == []
+    assert load_remarks(0.2, 2) == load_remarks(1.7, 64) == []
     assert "the load was 1.7 on 2 cores" in load_remarks(1.7, 2)[0]
 
 

@@ -73,6 +73,21 @@ def test_devices_are_as_many_as_there_are_cores(
     assert devices_here(quick) == ("cpu", counts, remark)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "counts", "remark"),
+    [
+        (2, (1, 2), "devices above 2 are left out: there are 2 GPUs"),
+        (3, (1, 2, 3), "devices above 3 are left out: there are 3 GPUs"),
+        (8, (1, 2, 3, 4), ""),
+    ],
+)
+def test_all_gpus_up_to_four_are_used(
+    gpus: int, counts: tuple[int, ...], remark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert devices_here(False) == ("cuda", counts, remark)
+
+
 def test_one_gpu_is_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")

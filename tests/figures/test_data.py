@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from scalewise.figures.bars import bar_charts
+from scalewise.figures.bars import BarChart, bar_charts
 from scalewise.figures.phases import batches_with_phases, stacks
 from scalewise.figures.speedups import chosen, efficiencies
 from scalewise.figures.style import COLOURS, INK, device_look, file_name
@@ -90,3 +92,10 @@ def test_file_names_are_plain() -> None:
     assert file_name("epochs", "unet:width=16", "parameter-server:servers=2") == (
         "epochs-unet-width-16-parameter-server-servers-2"
     )
+
+
+def test_a_bar_is_faster_or_slower_only_beyond_the_noise() -> None:
+    chart = BarChart(10, {1: 1.0, 2: 0.8, 3: 1.3, 4: 0.9}, {1: 0.1, 2: 0.1, 3: 0.1, 4: 0.1})
+    assert [chart.tone(count) for count in (1, 2, 3, 4)] == ["one", "faster", "slower", "open"]
+    assert BarChart(10, {1: 1.0, 2: 0.1}, {2: math.inf}).tone(2) == "open"
+    assert BarChart(10, {2: 1.0, 4: 0.1}).tone(4) == "one"

@@ -63,12 +63,12 @@ def test_jumps_at_unlike_shares_are_not_one_bounce() -> None:
 
 
 def test_a_rise_within_the_noise_is_no_bounce() -> None:
-    noisy = [Cell(1, 10, 1000, 1.0, uncertainty=0.1), Cell(1, 20, 1000, 1.15, uncertainty=0.1)]
+    noisy = [Cell(1, 10, 1000, 1.0, uncertainty=0.1), Cell(1, 20, 1000, 1.13, uncertainty=0.1)]
     assert bounce(series(*noisy)) is None
 
 
 def test_a_difference_within_the_noise_neither_chokes_nor_gains() -> None:
-    cells = [Cell(1, 10, 1000, 1.0, uncertainty=0.1), Cell(2, 10, 1000, 1.15, uncertainty=0.1)]
+    cells = [Cell(1, 10, 1000, 1.0, uncertainty=0.1), Cell(2, 10, 1000, 1.13, uncertainty=0.1)]
     found = chokes(series(*cells))
     assert found
     assert (found.choking, found.gaining) == ((), 0)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from scalewise.findings.machine import machine_text, place_text, when_text
 from scalewise.findings.series import series_of
+from scalewise.findings.speedup import speedups
 from scalewise.results.environment import Environment
+from scalewise.results.measured import speedup_of
 from scalewise.results.measurement import Measurement
 from scalewise.results.statistics import Interval
 from scalewise.results.train import BytesPerStep
@@ -83,9 +86,34 @@ def test_cells_that_failed_or_of_unknown_epochs_are_left_out() -> None:
     assert series.batches == [10]
 
 
-def test_the_uncertainty_of_a_cell_is_half_its_interval() -> None:
+def test_the_uncertainty_of_a_cell_reaches_to_the_further_end_of_its_interval() -> None:
     [series] = series_of([measured("single", 1, 10)], KNOWN)
-    assert series.cells[0].uncertainty == pytest.approx(0.04)
+    assert series.cells[0].uncertainty == pytest.approx(0.05)
+
+
+def test_nothing_is_sure_of_what_was_timed_once() -> None:
+    once = measured("mirrored", 2, 10, step_seconds=Interval(0.4, 0.4, 0.4, 1))
+    [series] = series_of([measured("single", 1, 10, 0.1), once], KNOWN)
+    [found] = speedups(series)
+    assert (found.slower, found.faster, found.text) == (False, False, "0.25x (timed once)")
+
+
+def test_a_table_and_a_report_compare_with_the_same_cell() -> None:
+    """The server's worker over the same link, the own options before others', single before all."""
+    far = {"hosts": 2, "link": "1gbit"}
+    cells = [
+        measured("parameter-server", 1, 10, 0.9, options={"servers": 2}, link="5mbit"),
+        measured("parameter-server", 1, 10, 0.5, options={"servers": 1}),
+        measured("parameter-server", 1, 10, 0.4, options={"servers": 2}, link="1gbit"),
+        measured("parameter-server", 2, 10, 0.2, options={"servers": 2}, **far),
+        measured("single", 1, 20, 0.8),
+        measured("parameter-server", 1, 20, 0.1, options={"servers": 2}, link="1gbit"),
+        measured("parameter-server", 2, 20, 0.2, options={"servers": 2}, **far),
+    ]
+    timed = [replace(each, epoch_seconds=each.step_seconds.median if each.step_seconds else None) for each in cells]
+    [apart] = [each for each in series_of(timed, KNOWN) if "hosts 2" in each.strategy]
+    assert {each.batch: each.speedup for each in speedups(apart)} == pytest.approx({10: 2.0, 20: 4.0})
+    assert [speedup_of(each, timed) for each in timed if each.hosts == 2] == pytest.approx([2.0, 4.0])
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from scalewise.results.measured import MeasureResult, cell_line, speedup_of
 from scalewise.results.measurement import INTERVAL_NOT_REACHED
@@ -66,3 +68,16 @@ def test_a_step_that_was_timed_once_has_no_width() -> None:
     assert "20 ms per step (timed once)" in cell_line(once)
     text = " ".join(str(MeasureResult(Path("sweep"), [once, ALONE])).split())
     assert "mirrored 2 10 5 20 ms once 2 s" in text
+
+
+def test_80_columns_cut_no_unit_off() -> None:
+    long = replace(
+        TWO, strategy="parameter-server-async", hosts=2, link="100mbit", flags=[INTERVAL_NOT_REACHED, "drift"]
+    )
+    console = Console(width=80, file=StringIO())
+    console.print(MeasureResult(Path("sweep"), [long, replace(ALONE, epoch_seconds=312.0), TWO]))
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert "…" not in text
+    for whole in ("20 ms", "10.0%", "5 min 12 s", "156.00x", "100mbit", "speed-up", "wide,"):
+        assert whole in text

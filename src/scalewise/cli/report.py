@@ -11,14 +11,22 @@ from scalewise.cli import options
 
 
 def report(
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Folder with measurements, as `measure` writes it.", show_default=False),
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...", help="Folders with measurements, as `measure` writes them.", show_default=False
+        ),
     ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where figures and findings go.", show_default="the first folder")
+    ] = None,
     json: options.Json = False,
 ) -> None:
-    """Draw the figures of a folder of measurements and write down what they show, in DIR/findings.md."""
+    """Draw the figures of folders of measurements and write down what they show, in DIR/findings.md.
+
+    Runs of different machines are read together and kept apart: each is compared with its own single device.
+    """
     from scalewise.cli.output import show
     from scalewise.verbs.report import report as verb
 
-    show(verb(folder), json)
+    show(verb(*folders, out=out), json)

@@ -53,7 +53,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
         resume=True,
         on_cell=lambda cell: tell(f"  {cell_line(cell)}"),
     )
-    series = series_of(Store.read(out), Store.environments(out))
+    series = [each for each in series_of(Store.read(out), Store.environments(out)) if place_of(each.workload)]
     spots = spots_of(series)
     if not spots:
         raise RunFailed(f"no model was timed both on one device and on {DEVICES}; see {out / 'measurements.jsonl'}")
@@ -66,15 +66,25 @@ def name_of(parameters: int, flops: int) -> str:
     return f"synthetic:parameters={parameters},flops={flops}"
 
 
+def place_of(workload: str) -> tuple[int, int] | None:
+    """Parameters and flops of a model of the plane; None of any other that the folder holds."""
+    spec = parse_spec(workload)
+    if spec.name != "synthetic" or not {"parameters", "flops"} <= set(spec.options):
+        return None
+    return int(spec.options["parameters"]), int(spec.options["flops"])
+
+
 def spots_of(series: Sequence[Series]) -> list[Spot]:
     """Where each model that was timed both ways lies, and its speed-up."""
     found = []
     for each in series:
-        options = parse_spec(each.workload).options
+        place = place_of(each.workload)
+        if place is None or each.strategy != STRATEGY:
+            continue
         for speedup in speedups(each):
             if (speedup.devices, speedup.batch) == (DEVICES, BATCH):
                 told = speedup.slower or speedup.faster
-                found.append(Spot(int(options["parameters"]), int(options["flops"]), speedup.speedup, told))
+                found.append(Spot(*place, speedup.speedup, told))
     return sorted(found, key=lambda spot: (spot.parameters, spot.flops))
 
 
@@ -92,7 +102,7 @@ def conclude(
     found = [*words(spots, BATCH), *beside_the_study(spots, marked)]
     title = f"Who gains from a second device ({STRATEGY}, global batch {BATCH})"
     subtitle = (
-        "Tiles: synthetic models (?: too noisy to tell). Stars: the study's and the built-in ones. "
+        "Tiles: synthetic models (?: too noisy to tell). Stars: the study's and the built-in ones; arrows: beyond. "
         "Dashed: neither gain nor loss."
     )
     figures = draw_map(spots, marked, title, machine, subtitle, out)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 UNITS = ("parameters", "flops")
 CHOKE_TO_GAIN = LinearSegmentedColormap.from_list("choke to gain", [COLOURS[1], "#F4F4F2", COLOURS[0]])
 
+ROOM = 0.16
+"""Of an axis, for arrows to models beyond the tiles and their names."""
 WORST, BEST = 0.25, 2.0
 """Speed-ups at the ends of the colours."""
 
@@ -46,7 +48,7 @@ def beyond(value: float, ends: Sequence[float]) -> int:
 def limits(marked: Sequence[int], ends: Sequence[float]) -> tuple[float, float]:
     """Of an axis: all tiles, with room for an arrow where models lie beyond them."""
     ways = {beyond(value, ends) for value in marked}
-    room = (ends[-1] / ends[0]) ** 0.08
+    room = (ends[-1] / ends[0]) ** ROOM
     return ends[0] / (room if -1 in ways else 1), ends[-1] * (room if 1 in ways else 1)
 
 
@@ -103,14 +105,16 @@ def mark(axes: Axes, name: str, place: tuple[int, int], ends: tuple[Sequence[flo
     """A star where the model lies; beyond the tiles, an arrow at their edge and what it points to."""
     ways = [beyond(value, each) for value, each in zip(place, ends, strict=True)]
     x, y = (min(max(value, each[0]), each[-1]) for value, each in zip(place, ends, strict=True))
-    text, offset, side = name, (8, 6), 1
+    text, offset, sides = name, (8, 6), ("left", "baseline")
     if any(ways):
         tip = (24 * ways[0], 24 * ways[1])
         arrow = {"arrowstyle": "<|-", "lw": 2, "color": INK}
         axes.annotate("", (x, y), tip, textcoords="offset points", arrowprops=arrow)
         far = [f"{short(value)} {unit}" for value, unit, way in zip(place, UNITS, ways, strict=True) if way]
-        side = 1 if x < math.sqrt(ends[0][0] * ends[0][-1]) else -1  # towards the middle
-        text, offset = f"{name}: beyond the map, {', '.join(far)}", (tip[0] + 8 * side, tip[1] // 2 - 3)
+        text = "\n".join([name, *far])  # at the tip of an arrow up or down, else over it, where the map ends
+        offset = (tip[0], tip[1] + 3 * ways[1]) if ways[1] else (tip[0], 7)
+        across = "center" if not ways[0] else "right" if ways[0] > 0 else "left"
+        sides = across, "top" if ways[1] < 0 else "bottom"
     else:
         axes.plot(x, y, marker="*", markersize=15, color=INK, linestyle="none", zorder=4)
     label = axes.annotate(
@@ -118,9 +122,11 @@ def mark(axes: Axes, name: str, place: tuple[int, int], ends: tuple[Sequence[flo
         (x, y),
         offset,
         textcoords="offset points",
-        ha="left" if side > 0 else "right",
+        ha=sides[0],
+        va=sides[1],
         fontsize=9.5,
         fontweight="bold",
         color=INK,
+        zorder=5,
     )
     label.set_path_effects([withStroke(linewidth=3, foreground=PAPER)])

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
-from scalewise.figures.style import COLOURS, FAINT, INK, RULE, WORTH_SHOWING, new_figure, number_text, styled, whiskers
+from scalewise.figures.style import (
+    COLOURS,
+    FAINT,
+    INK,
+    PAPER,
+    RULE,
+    new_figure,
+    number_text,
+    styled,
+    whiskers,
+    worth_showing,
+)
 from scalewise.findings.cell import Series
+from scalewise.findings.speedup import TELLABLE
 
 STUDY_BATCHES = (20, 50, 100, 300)
 MOST_CHARTS = 4
+WHISKER = "#8A939C"
+"""Seen on black bars and on the page."""
+Tone = Literal["one", "faster", "slower", "open"]
+TONES: dict[Tone, str] = {"one": INK, "faster": COLOURS[0], "slower": COLOURS[1], "open": "#A9B1BA"}
+MEANINGS: dict[Tone, str] = {
+    "one": "Black: one device",
+    "faster": "Blue: faster",
+    "slower": "Orange: slower, it chokes",
+    "open": "Grey: cannot be told",
+}
 
 
 @dataclass(frozen=True)
@@ -20,6 +45,14 @@ class BarChart:
     batch: int
     seconds: dict[int, float]
     uncertainty: dict[int, float] = field(default_factory=dict)
+
+    def tone(self, devices: int) -> Tone:
+        """Beside one device, as far as the timings tell."""
+        if devices == 1 or 1 not in self.seconds:
+            return "one"
+        ratio = self.seconds[devices] / self.seconds[1]
+        told = max(TELLABLE, math.hypot(*(self.uncertainty.get(count, 0.0) for count in (1, devices))))
+        return "slower" if ratio > 1 + told else "faster" if 1 / ratio > 1 + told else "open"
 
 
 def bar_charts(series: Series) -> list[BarChart]:
@@ -43,8 +76,8 @@ def draw_bars(series: Series) -> Figure | None:
     charts = bar_charts(series)
     if not charts:
         return None
-    open_questions = [part for chart in charts for part in chart.uncertainty.values()]
-    whiskered = " Whiskers: 95 % intervals." if max(open_questions, default=0.0) > WORTH_SHOWING else ""
+    whiskered = any(worth_showing(part) for chart in charts for part in chart.uncertainty.values())
+    seen = {chart.tone(count) for chart in charts for count in chart.seconds}
     figure, panels = new_figure(
         f"{series.workload} under {series.strategy}: seconds per epoch by devices",
         series.machine,
@@ -52,24 +85,23 @@ def draw_bars(series: Series) -> Figure | None:
         width=max(6.6, 2.3 * len(charts)),
         height=3.7,
         when=series.when,
-        subtitle="Black: one device. Blue: faster. Orange: slower, it chokes." + whiskered,
+        subtitle=f"{'. '.join(MEANINGS[tone] for tone in MEANINGS if tone in seen)}."
+        + (" Whiskers: 95 % intervals." if whiskered else ""),
     )
     for axes, chart in zip(panels, charts, strict=True):
         names = [str(count) for count in chart.seconds]
         one = chart.seconds.get(1)
-        colours = [
-            INK if count == 1 else COLOURS[1] if one and seconds > one else COLOURS[0]
-            for count, seconds in chart.seconds.items()
-        ]
+        colours = [TONES[chart.tone(count)] for count in chart.seconds]
         axes.bar(names, list(chart.seconds.values()), color=colours, width=0.72)
-        tops = {count: seconds * (1 + chart.uncertainty.get(count, 0.0)) for count, seconds in chart.seconds.items()}
-        points = [
-            (place, seconds, chart.uncertainty.get(count, 0.0))
-            for place, (count, seconds) in enumerate(chart.seconds.items())
-        ]
-        whiskers(axes, points, FAINT)
+        parts = {count: chart.uncertainty.get(count, 0.0) for count in chart.seconds}
+        tops = {
+            count: seconds * (1 + (min(1.0, parts[count]) if worth_showing(parts[count]) else 0.0))
+            for count, seconds in chart.seconds.items()
+        }
+        points = [(place, seconds, parts[count]) for place, (count, seconds) in enumerate(chart.seconds.items())]
+        whiskers(axes, points, WHISKER)
         for place, (count, seconds) in enumerate(chart.seconds.items()):
-            axes.annotate(
+            number = axes.annotate(
                 number_text(seconds),
                 (place, tops[count]),
                 (0, 2),
@@ -78,6 +110,7 @@ def draw_bars(series: Series) -> Figure | None:
                 va="bottom",
                 fontsize=8.5,
             )
+            number.set_path_effects([withStroke(linewidth=2.5, foreground=PAPER)])
         if one:
             axes.axhline(one, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
         axes.set_title(f"batch {chart.batch}")

@@ -17,9 +17,10 @@ from scalewise.figures.style import (
     seconds_axis,
     styled,
     whiskers,
+    worth_showing,
 )
 from scalewise.findings.bounce import bounce
-from scalewise.findings.cell import Series
+from scalewise.findings.cell import Cell, Series
 from scalewise.findings.law import inverse_batch_law
 
 
@@ -57,12 +58,17 @@ def draw_epochs(series: Series, subtitle: str = "") -> Figure | None:
         axes.plot([], [], color=FAINT, linewidth=1.4, label="floor + steps × constant")
     if uncertain:
         axes.errorbar([], [], [], fmt="none", ecolor=FAINT, elinewidth=1.1, capsize=3, label="95 % interval")
-    seconds_axis(axes, [cell.epoch_seconds * (1 + cell.uncertainty) for cell in series.cells])
+    seconds_axis(axes, [cell.epoch_seconds * (1 + min(1.0, shown(cell))) for cell in series.cells])
     _mark_bounce(axes, series)
     batch_axis(axes, series.batches)
     axes.set_xlabel("global batch size")
     legend_above(axes)
     return figure
+
+
+def shown(cell: Cell) -> float:
+    """The part of its whisker; a very long one may leave the figure."""
+    return cell.uncertainty if worth_showing(cell.uncertainty) else 0.0
 
 
 def _mark_bounce(axes: Axes, series: Series) -> None:

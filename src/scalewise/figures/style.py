@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from datetime import date
@@ -155,9 +156,14 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
+def worth_showing(part: float) -> bool:
+    """What is known well enough has no whisker, and of what was timed once there is none."""
+    return WORTH_SHOWING < part < math.inf
+
+
 def whiskers(axes: Axes, points: Sequence[tuple[float, float, float]], colour: str, label: str = "") -> bool:
     """What timings leave open: x, y and a fraction of y for each point. Whether any is wide enough to be seen."""
-    wide = [(x, y, y * part) for x, y, part in points if part > WORTH_SHOWING]
+    wide = [(x, y, y * part) for x, y, part in points if worth_showing(part)]
     if wide:
         x, y, reach = zip(*wide, strict=True)
         axes.errorbar(x, y, reach, fmt="none", ecolor=colour, elinewidth=1.1, capsize=3, label=label, zorder=2.5)

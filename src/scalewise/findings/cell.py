@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -15,7 +16,8 @@ class Cell:
     """Per epoch."""
     epoch_seconds: float
     uncertainty: float = 0.0
-    """Half the 95 % interval of the step time, as a fraction of it."""
+    """How far the 95 % interval of the step time reaches from it, as a fraction of it; infinite of what was timed
+    once, 0 where nobody noted it."""
     bytes_per_step: int | None = None
     """Sent plus received by the busiest device; None where nobody counted or planned it."""
     phases: dict[str, float] = field(default_factory=dict)
@@ -43,8 +45,11 @@ class Cell:
 
     def surely_slower_than(self, other: Cell, margin: float) -> bool:
         """By more than the margin, and by more than what the two timings leave open."""
-        open_question = self.uncertainty + other.uncertainty
-        return self.epoch_seconds > other.epoch_seconds * (1 + max(margin, open_question))
+        return self.epoch_seconds > other.epoch_seconds * (1 + max(margin, self.open_beside(other)))
+
+    def open_beside(self, other: Cell) -> float:
+        """What the two timings leave open of the ratio of their times: the errors of two are independent."""
+        return math.hypot(self.uncertainty, other.uncertainty)
 
 
 @dataclass(frozen=True)

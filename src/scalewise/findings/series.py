@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from scalewise.findings.cell import Cell, Series
-from scalewise.findings.machine import place_text, when_text
+from scalewise.findings.machine import machine_text, place_text, when_text
+from scalewise.results.baseline import baseline_of
 from scalewise.results.environment import Environment
 from scalewise.results.measurement import Measurement
+from scalewise.results.statistics import Interval
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.registry import STRATEGIES
 
@@ -25,20 +29,19 @@ def series_of(measurements: Sequence[Measurement], environments: Mapping[str, En
     """
     timed = [each for each in measurements if cell_of(each, environments) is not None]
     groups: dict[Key, list[Measurement]] = defaultdict(list)
-    singles: dict[Key, list[Measurement]] = defaultdict(list)
     for each in timed:
         groups[_alike(each, environments), strategy_text(each), each.hosts, each.link].append(each)
-        if each.devices == 1 and each.hosts == 1:
-            singles[_alike(each, environments), strategy_text(each)].append(each)
     spread = {key[0] for key in groups if key[1] != "single"}
+    batches = sorted({each.batch for each in timed})
     found: list[tuple[list[Measurement], list[Measurement]]] = []
-    for key, members in groups.items():
-        alike, strategy, _, link = key
+    for (alike, strategy, *_), members in groups.items():
         if strategy == "single" and alike in spread:
             continue
-        own = sorted((each for each in singles[alike, strategy] if each.link in (None, link)), key=_is_linked)
-        baseline = {each.batch: each for each in (*own, *singles[alike, "single"])}
-        found.append((members, [*baseline.values(), *(each for each in members if each.devices > 1)]))
+        ones = [
+            baseline_of(replace(members[0], batch=batch), timed, lambda each: place_key(each, environments))
+            for batch in batches
+        ]
+        found.append(([*members], [*filter(None, ones), *(each for each in members if each.devices > 1)]))
     return [
         Series(
             members[0].workload,
@@ -47,13 +50,10 @@ def series_of(measurements: Sequence[Measurement], environments: Mapping[str, En
             machine=place_text(environments[members[0].environment], members[0].device_kind),
             when=when_text([each.started for each in members]),
         )
-        for (members, compared), label in zip(found, _labels([members[0] for members, _ in found]), strict=True)
+        for (members, compared), label in zip(
+            found, _labels([members[0] for members, _ in found], environments), strict=True
+        )
     ]
-
-
-def _is_linked(measurement: Measurement) -> bool:
-    """A server's worker, alone on a host of its own: no measure for what another link joins."""
-    return measurement.link is not None
 
 
 def cell_of(measurement: Measurement, environments: Mapping[str, Environment]) -> Cell | None:
@@ -72,11 +72,16 @@ def cell_of(measurement: Measurement, environments: Mapping[str, Environment]) -
         measurement.batch,
         samples,
         epoch,
-        uncertainty=(step.high - step.low) / 2 / step.median if step and step.n > 1 else 0.0,
+        uncertainty=_uncertainty(step) if step else 0.0,
         bytes_per_step=moved.busiest * steps_per_batch if moved else None,
         phases=measurement.phases,
         timed_steps=step.n if step else None,
     )
+
+
+def _uncertainty(step: Interval) -> float:
+    """To the end of the interval that is further away. Of a step that was timed once nothing is known."""
+    return max(step.high - step.median, step.median - step.low) / step.median if step.n > 1 else math.inf
 
 
 def _is_asynchronous(measurement: Measurement) -> bool:
@@ -94,8 +99,6 @@ def strategy_text(measurement: Measurement) -> str:
 
 def _alike(measurement: Measurement, environments: Mapping[str, Environment]) -> Key:
     """All that a cell and its single-device baseline must share."""
-    environment = environments[measurement.environment].model_dump(mode="json")
-    environment["hardware"].pop("memory_bytes", None)  # differs by a few pages from one start of a machine to the next
     return (
         measurement.workload,
         measurement.device_kind,
@@ -103,12 +106,19 @@ def _alike(measurement: Measurement, environments: Mapping[str, Environment]) ->
         measurement.optimizer,
         measurement.protocol,
         measurement.execution,
-        json.dumps(environment, sort_keys=True),
+        place_key(measurement, environments),
     )
 
 
-def _labels(firsts: list[Measurement]) -> list[str]:
-    """Strategies, with whatever else tells apart series that would bear the same name."""
+def place_key(measurement: Measurement, environments: Mapping[str, Environment]) -> str:
+    """The machine, the versions and the data."""
+    environment = environments[measurement.environment].model_dump(mode="json")
+    environment["hardware"].pop("memory_bytes", None)  # differs by a few pages from one start of a machine to the next
+    return json.dumps(environment, sort_keys=True)
+
+
+def _labels(firsts: list[Measurement], environments: Mapping[str, Environment]) -> list[str]:
+    """Strategies, with whatever else tells apart series that would bear the same name: the machine's, if that does."""
     same: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
     for each in firsts:
         same[each.workload, strategy_text(each)].append(each)
@@ -117,6 +127,9 @@ def _labels(firsts: list[Measurement]) -> list[str]:
         others = same[each.workload, strategy_text(each)]
         differing = [name for name in _TELLING if len({getattr(other, name) for other in others}) > 1]
         extra = [_TELLING[name].format(getattr(each, name)) for name in differing if getattr(each, name) is not None]
+        machines = [machine_text(environments[other.environment], other.device_kind) for other in others]
+        if "environment" in differing and len(set(machines)) == len({other.environment for other in others}):
+            extra[-1] = machine_text(environments[each.environment], each.device_kind)
         labels.append(", ".join([strategy_text(each), *extra]))
     return labels
 

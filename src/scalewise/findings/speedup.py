@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from scalewise.findings.cell import Series
@@ -34,7 +35,9 @@ class Speedup:
 
     @property
     def text(self) -> str:
-        """'1.52x', or '1.5x (± 30 %)' where little is certain."""
+        """'1.52x', or '1.52x (± 30%)' where little is certain."""
+        if math.isinf(self.uncertainty):
+            return f"{self.speedup:.2f}x (timed once)"
         return f"{self.speedup:.2f}x" + (f" (± {self.uncertainty:.0%})" if self.uncertainty > WORTH_SAYING else "")
 
     @property
@@ -118,7 +121,7 @@ def speedups(series: Series) -> list[Speedup]:
             one.epoch_seconds / cell.epoch_seconds,
             slower=cell.surely_slower_than(one, TELLABLE),
             faster=one.surely_slower_than(cell, TELLABLE),
-            uncertainty=one.uncertainty + cell.uncertainty,
+            uncertainty=cell.open_beside(one),
         )
         for one, cell in series.pairs
     ]

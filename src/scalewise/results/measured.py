@@ -11,12 +11,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from scalewise.results.baseline import baseline_of
 from scalewise.results.measurement import DRIFT, INTERVAL_NOT_REACHED, NO_GRAPH, OVERSUBSCRIBED, Measurement
 from scalewise.results.printable import Printable
 from scalewise.results.units import seconds_text
 
 COLUMNS = ("strategy", "devices", "batch", "per device", "step", "width", "epoch", "speed-up", "flags")
 LEFT = ("strategy", "flags")
+WRAPPED = (*LEFT, "devices", "per device")
+"""What may take two lines in a narrow terminal: no figure is cut off from its unit."""
 SHORT = {
     INTERVAL_NOT_REACHED: ("wide", "the budget was spent before the interval was narrow enough"),
     DRIFT: ("drift", "timed while the machine's speed moved"),
@@ -71,10 +74,10 @@ class MeasureResult(Printable):
         return Group(*parts)
 
     def _table(self, workload: str) -> Table:
-        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
         for title in COLUMNS:
             side: Literal["left", "right"] = "left" if title in LEFT else "right"
-            table.add_column(title, justify=side, no_wrap=title != "flags", overflow="fold")
+            table.add_column(title, justify=side, no_wrap=title not in WRAPPED, overflow="fold")
         for each in sorted(self.measurements, key=_place):
             if each.workload == workload:
                 table.add_row(*_row(each, speedup_of(each, self.measurements)))
@@ -95,36 +98,11 @@ def cell_line(each: Measurement) -> str:
 
 
 def speedup_of(measurement: Measurement, others: Sequence[Measurement]) -> float | None:
-    """How many times faster an epoch is than on one device: by `single`, or by the strategy itself if that was not
-    measured, at the same global batch, like with like."""
+    """How many times faster an epoch is than on one device."""
     if measurement.epoch_seconds is None or measurement.devices == 1:
         return None
-    alone = [
-        other
-        for other in others
-        if other.devices == 1
-        and other.epoch_seconds
-        and _alike(other) == _alike(measurement)
-        and (other.strategy == "single" or _is_its_own(other, measurement))
-    ]
-    best = min(alone, key=lambda other: _distance(other, measurement), default=None)
-    return best.epoch_seconds / measurement.epoch_seconds if best and best.epoch_seconds else None
-
-
-def _is_its_own(other: Measurement, measurement: Measurement) -> bool:
-    """The same strategy, over the same link if a server's worker has one, or over none."""
-    return other.strategy == measurement.strategy and other.link in (None, measurement.link)
-
-
-def _distance(other: Measurement, measurement: Measurement) -> tuple[bool, bool, bool]:
-    return other.strategy != "single", other.options != measurement.options, other.link != measurement.link
-
-
-def _alike(each: Measurement) -> tuple[object, ...]:
-    return (
-        each.workload, each.batch, each.device_kind, each.precision, each.optimizer, each.protocol, each.execution,
-        each.environment,
-    )  # fmt: skip
+    one = baseline_of(measurement, [other for other in others if other.epoch_seconds])
+    return one.epoch_seconds / measurement.epoch_seconds if one and one.epoch_seconds else None
 
 
 def _place(each: Measurement) -> tuple[object, ...]:

@@ -24,26 +24,32 @@ PAGE = "findings.md"
 COLUMNS = ["workload", "strategy", "devices", "fastest epoch", "at batch", "speed-up"]
 
 
-def report(folder: Path | str) -> ExperimentResult:
-    """Draw all that the measurements in a folder show, and write `findings.md` beside them.
+def report(*folders: Path | str, out: Path | str | None = None) -> ExperimentResult:
+    """Draw all that the measurements in a folder show, and write `findings.md` beside them, or into `out`.
+
+    Runs of several folders are read together: of a cell that was measured twice at one place the later counts.
 
     >>> print(scalewise.report("sweep"))
     """
-    folder = Path(folder)
-    measurements = Store.read(folder)
-    series = series_of(measurements, Store.environments(folder))
+    if not folders:
+        raise UserError("there is nothing to report on; name a folder with measurements: scalewise report DIR")
+    named = " and ".join(str(folder) for folder in folders)
+    folder = Path(out or folders[0])
+    measurements = _latest(Store.read(*folders))
+    series = series_of(measurements, Store.environments(*folders))
     if not series:
         states = Counter(each.status for each in measurements)
         counted = ", ".join(f"{count} {status}" for status, count in states.items()) or "none at all"
-        raise UserError(f"no timed cells in {folder} to report on; its measurements: {counted}")
+        raise UserError(f"no timed cells in {named} to report on; its measurements: {counted}")
+    folder.mkdir(parents=True, exist_ok=True)
     page = folder / PAGE
     check_writable(page)
     found = {each.name: findings_of(each) for each in series}
     figures = draw_all(series, folder) + draw_all_phases(series, folder)
     remarks = remarks_on(measurements)
-    write_atomically(page, page_of(f"Report of {folder.name}", series, found, figures, remarks).encode())
+    write_atomically(page, page_of(f"Report of {_names(folders)}", series, found, figures, remarks).encode())
     return ExperimentResult(
-        f"report of {folder}",
+        f"report of {named}",
         [str(finding) for findings in found.values() for finding in findings if finding.telling] + remarks,
         COLUMNS,
         table_of(series),
@@ -51,6 +57,16 @@ def report(folder: Path | str) -> ExperimentResult:
         [page],
         data={"measurements": len(measurements), "all_findings": [f.to_json() for fs in found.values() for f in fs]},
     )
+
+
+def _latest(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Each cell of each environment once."""
+    latest = {(each.identity, each.environment): each for each in sorted(measurements, key=lambda each: each.started)}
+    return [each for each in measurements if latest[each.identity, each.environment] is each]
+
+
+def _names(folders: Sequence[Path | str]) -> str:
+    return listed([Path(folder).name for folder in folders])
 
 
 def table_of(series: Sequence[Series]) -> list[list[str]]:
