@@ -46,7 +46,9 @@ def test_a_death_before_the_loss_is_compared_and_its_price_told() -> None:
     choice, about, price, *_ = with_a_death(
         falling(10, death_seconds=1.0, resumed_seconds=5.5), falling(10, death_seconds=0.9)
     )
-    assert choice == "To loss 0.20, asynchronous training was sooner with a dying worker."
+    assert choice == (
+        "The better choice, sooner at loss 0.20 and no higher at the end: asynchronous training with a dying worker."
+    )
     assert about.endswith("8 s synchronously and 3 s asynchronously: synchronous training took 2.67 times as long.")
     assert price == (
         "The death ended the synchronous run 1 s after its first batch; the worker that was left went on from the last "
@@ -87,7 +89,48 @@ def test_times_stand_beside_each_other_and_an_early_one_is_marked(result: Experi
         ["equal devices", "5.2 s", "4.16 s"],
         ["a dying worker", "10.4 s", "5.2 s (before the death)"],
     ]
-    assert result.findings[0].endswith(", asynchronous training was sooner with equal devices.")
+    assert result.findings[0].endswith("and no higher at the end: asynchronous training with equal devices.")
+
+
+def ending_at(loss: float) -> Ran:
+    return Ran([Point(1.0, loss, 160)], 160.0)
+
+
+def headline(*conditions: tuple[float, float, float, float]) -> str:
+    """From (seconds and last loss of the synchronous run, the same of the other) with A, B, ..."""
+    names = "ABCD"[: len(conditions)]
+    times = {name: {SYNCHRONOUS: row[0], ASYNCHRONOUS: row[2]} for name, row in zip(names, conditions, strict=True)}
+    ran = {
+        name: {SYNCHRONOUS: ending_at(row[1]), ASYNCHRONOUS: ending_at(row[3])}
+        for name, row in zip(names, conditions, strict=True)
+    }
+    return findings(times, ran, TARGET)[0]
+
+
+def test_the_headline_says_when_each_is_the_better_choice() -> None:
+    assert headline((4, 0.1, 2, 0.1), (4, 0.1, 8, 0.1), (4, 0.1, 2, 0.105), (4, 0.1, 4, 0.1)) == (
+        "The better choice, sooner at loss 0.20 and no higher at the end: asynchronous training with A and C; "
+        "synchronous training with B. It makes no difference with D."
+    )
+
+
+def test_a_loss_that_is_reached_sooner_and_ends_higher_is_a_trade() -> None:
+    assert headline((4, 0.1, 2, 0.15)) == (
+        "With A it depends on how far training is to go: asynchronous training was sooner, and synchronous training "
+        "ended lower (0.100 against 0.150, synchronous first)."
+    )
+    assert headline((4, 0.1, 4, 0.15)).endswith("no higher at the end: synchronous training with A.")
+
+
+def test_more_than_all_of_its_throughput_is_no_finding() -> None:
+    ran = {
+        "equal devices": {SYNCHRONOUS: Ran([], 200.0), ASYNCHRONOUS: Ran([], 200.0)},
+        "a straggler": {SYNCHRONOUS: Ran([], 100.0), ASYNCHRONOUS: Ran([], 260.0)},
+    }
+    [said] = [each for each in findings({}, ran, TARGET) if "half speed" in each]
+    assert said.startswith("Beside a worker at half speed, synchronous training had 50%")
+    assert "asynchronous training 130%, which cannot be" in said
+    assert findings({}, ran, TARGET)[0].startswith("Rough, because the machine's speed changed between the runs.")
 
 
 def test_each_keeps_its_own_part_of_its_samples_per_second_beside_a_straggler() -> None:
@@ -160,6 +203,16 @@ def test_an_interrupted_experiment_goes_on_where_it_was(trained: Trained, tmp_pa
     assert json.loads((tmp_path / "sync-vs-async.json").read_text())["failed"] == 0
     sync_vs_async.run(tmp_path, True, lambda _: None)
     assert len(trained.asked) == 9
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_condition_that_cannot_be_rehearsed_here_is_told_in_the_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_vs_async, "obstacle", lambda: "rehearsed hosts need root")
+    sync_vs_async.run(tmp_path, True, lambda _: None)
+    said = "With a slow link nothing was run, so nothing is known of it: rehearsed hosts need root."
+    assert said in (tmp_path / "findings.md").read_text()
 
 
 def test_a_run_that_did_not_come_through_is_tried_again(trained: Trained, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_an_answer_finds_its_worker_also_if_it_leaves_meanwhile(monkeypatch: pyt
         def send(self, _: Slot) -> None:
             sent.append(self.worker)
 
-    monkeypatch.setitem(server.attended, 0, There())  # type: ignore[misc]
+    monkeypatch.setitem(server.attended, 0, There())
     applying, left = Event(), Event()
 
     def leaves(_: int) -> None:

@@ -76,8 +76,8 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
     cores = len(allowed_cores())
     remarks = load_remarks(psutil.getloadavg()[0], cores)
     with sole_writer(out):
-        ran = _run_all(Runs(out, here), steps, tell)
-        return conclude(out, ran, machine_text(here, "cpu"), cores, remarks)
+        ran, left_out = _run_all(Runs(out, here), steps, tell)
+        return conclude(out, ran, machine_text(here, "cpu"), cores, [*left_out, *remarks])
 
 
 def conclude(out: Path, ran: Done, machine: str, cores: int, remarks: Sequence[str] = ()) -> ExperimentResult:
@@ -114,11 +114,14 @@ def conclude(out: Path, ran: Done, machine: str, cores: int, remarks: Sequence[s
     return result
 
 
-def _run_all(runs: Runs, steps: int, tell: Callable[[str], None]) -> Done:
+def _run_all(runs: Runs, steps: int, tell: Callable[[str], None]) -> tuple[Done, list[str]]:
+    """What ran, and a sentence for what could not."""
     ran: dict[str, dict[str, Ran]] = {}
+    left_out: list[str] = []
     for condition in CONDITIONS:
         if "link" in condition.options and (sentence := obstacle()):
             tell(f"{condition.name}: left out, {sentence}")
+            left_out.append(f"With {condition.name} nothing was run, so nothing is known of it: {sentence}.")
             continue
         ran[condition.name] = {}
         for strategy in (SYNCHRONOUS, ASYNCHRONOUS):
@@ -127,7 +130,7 @@ def _run_all(runs: Runs, steps: int, tell: Callable[[str], None]) -> Done:
             found = found or runs.do(condition.name, strategy, partial(_ran, condition, strategy, steps))
             tell(f"  {found.reason or _told(found)}")
             ran[condition.name][strategy] = found
-    return ran
+    return ran, left_out
 
 
 def _ran(condition: Condition, strategy: str, steps: int) -> Ran:

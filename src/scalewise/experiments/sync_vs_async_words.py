@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scalewise.experiments.sync_vs_async_runs import Ran
+from scalewise.findings.finding import listed
 from scalewise.results.units import seconds_text
 
 EVEN = 0.05
 """Differences up to this part of the shorter time are called even."""
 HOW = ("synchronously", "asynchronously")
-_CHOICES = {
-    "asynchronous": "asynchronous training was sooner with {}",
-    "synchronous": "synchronous training was sooner with {}",
-    "even": "they were even with {}",
-    "neither": "neither reached it with {}",
-}
+ENDS_EVEN = 0.1
+"""Losses at the end of two runs that differ by no more than this part of the lower are called even."""
+ALL_OF_IT = 1.05
+"""A part of its throughput that no run can keep beside a straggler, but for noise."""
+_NAMES = ("synchronous", "asynchronous")
 
 Times = Mapping[str, float | None]
 """By strategy, the synchronous one first; None: the loss was never reached."""
@@ -26,18 +26,19 @@ Both = Mapping[str, Ran]
 def findings(times: Mapping[str, Times], ran: Mapping[str, Both], target: float) -> list[str]:
     """Who was sooner where, then a sentence or two per condition."""
     said: list[str] = []
-    winners: dict[str, str] = {}
+    compared: dict[str, Times] = {}
     for name, each in times.items():
         if flaw := _flaw(name, each, ran[name], target):
             said.append(flaw)
         else:
-            winners[name] = winner(each)
+            compared[name] = each
             said.append(sentence(name, each, target))
         said += _resumed(ran[name])
-    if "a straggler" in ran and "equal devices" in ran:
-        said += _throughput(ran)
+    kept = _kept(ran) if "a straggler" in ran and "equal devices" in ran else []
+    said += _throughput(kept)
     return [
-        _choice(winners, target),
+        "Rough, because the machine's speed changed between the runs. " * _impossible(kept)
+        + _choice(compared, ran, target),
         *said,
         *_ends(ran),
         "An asynchronous update is made from one worker's part of a batch: the same samples make as many more, smaller "
@@ -103,13 +104,42 @@ def _ends(ran: Mapping[str, Both]) -> list[str]:
     return [f"Losses at the end of the runs, synchronous and asynchronous: {', '.join(ends)}."] if ends else []
 
 
-def _choice(winners: Mapping[str, str], target: float) -> str:
-    parts = [
-        words.format(_listed(names))
-        for who, words in _CHOICES.items()
-        if (names := [name for name, won in winners.items() if won == who])
+def _choice(times: Mapping[str, Times], ran: Mapping[str, Both], target: float) -> str:
+    """When is each the better choice? Sooner at the loss, unless that is paid for with a higher one at the end."""
+    better: dict[str, list[str]] = {"asynchronous": [], "synchronous": [], "even": [], "neither": []}
+    trades: list[str] = []
+    for name, each in times.items():
+        sooner, lower = winner(each), ended_lower(ran[name])
+        if lower is None or sooner in (lower, "neither"):
+            better[sooner].append(name)
+        elif sooner == "even":
+            better[lower].append(name)
+        else:
+            ends = " against ".join(f"{found.smoothed[-1].loss:.3f}" for found in ran[name].values())
+            trades.append(
+                f"With {name} it depends on how far training is to go: {sooner} training was sooner, and {lower} "
+                f"training ended lower ({ends}, synchronous first)."
+            )
+    chosen = [f"{who} training with {listed(better[who])}" for who in ("asynchronous", "synchronous") if better[who]]
+    said = [
+        *(
+            [f"The better choice, sooner at loss {target:.2f} and no higher at the end: {'; '.join(chosen)}."]
+            if chosen
+            else []
+        ),
+        *trades,
+        *([f"It makes no difference with {listed(better['even'])}."] if better["even"] else []),
+        *([f"Neither came down to loss {target:.2f} with {listed(better['neither'])}."] if better["neither"] else []),
     ]
-    return f"To loss {target:.2f}, {'; '.join(parts)}." if parts else "Nothing could be compared."
+    return " ".join(said) or "Nothing could be compared."
+
+
+def ended_lower(both: Both) -> str | None:
+    """Whose loss at the end was clearly the lower one."""
+    ends = [ran.smoothed[-1].loss for ran in both.values() if ran.smoothed]
+    if len(ends) < len(both) or max(ends) <= (1 + ENDS_EVEN) * min(ends):
+        return None
+    return _NAMES[ends.index(min(ends))]
 
 
 def winner(times: Times) -> str:
@@ -140,19 +170,27 @@ def sentence(name: str, times: Times, target: float) -> str:
     )
 
 
-def _throughput(ran: Mapping[str, Both]) -> list[str]:
+def _kept(ran: Mapping[str, Both]) -> list[float]:
+    """The part of its samples per second that each has left beside a straggler; empty where they are not known."""
     rates = [
         (ran["a straggler"][strategy].samples_per_second, ran["equal devices"][strategy].samples_per_second)
         for strategy in ran["equal devices"]
     ]
-    kept = [f"{after / before:.0%}" for after, before in rates if after and before]
-    if len(kept) < len(rates):
+    kept = [after / before for after, before in rates if after and before]
+    return kept if len(kept) == len(rates) else []
+
+
+def _impossible(kept: list[float]) -> bool:
+    return max(kept, default=0.0) > ALL_OF_IT
+
+
+def _throughput(kept: list[float]) -> list[str]:
+    if not kept:
         return []
-    return [
-        f"One worker at half speed left synchronous training {kept[0]} of its samples per second, and asynchronous "
-        f"training {kept[1]}."
-    ]
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    told = f"{kept[0]:.0%} of its samples per second, and asynchronous training {kept[1]:.0%}"
+    if _impossible(kept):
+        return [
+            f"Beside a worker at half speed, synchronous training had {told}, which cannot be: the machine had other "
+            "speeds in other runs, so neither these rates nor the times are to be compared."
+        ]
+    return [f"One worker at half speed left synchronous training {told}."]
