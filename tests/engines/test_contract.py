@@ -121,8 +121,8 @@ def test_accumulating_in_parts_changes_nothing(strategy: str, tmp_path: Path, se
 def test_planned_bytes_equal_the_kernels_count_and_phases_sum(strategy: str, ranks: int, session_of: SessionOf) -> None:
     chosen = strategy_of(strategy)
     workload = "synthetic:parameters=600000,flops=2000000"
-    epochs = 5 if chosen.exact else 12  # PowerSGD begins with whole gradients, asynchronous workers at their own time
-    request = Request(workload, chosen, Settings(12, None, epochs), DataRequest(samples=48))
+    steps = 5 if chosen.exact else 12  # PowerSGD begins with whole gradients, asynchronous workers at their own time
+    request = Request(workload, chosen, Settings(12, steps=steps), DataRequest(samples=48))
     session = session_of(ranks, chosen)
     outcomes: list[Outcome] = session.run(train_task, request)
     sent = bytes_per_step(request, session.placement, outcomes)
@@ -141,3 +141,26 @@ def test_planned_bytes_equal_the_kernels_count_and_phases_sum(strategy: str, ran
         if not outcome.step_seconds:  # an asynchronous worker that others left no work
             continue
         assert sum(outcome.phases.values()) == pytest.approx(median(outcome.step_seconds), rel=0.05)
+
+
+@pytest.mark.skipif(DEVICE_KIND != "cpu", reason="a GPU's epochs are the sums of the steps that it timed")
+@pytest.mark.parametrize("strategy", [*EXACT, *SERVED, *MORE, "parameter-server-async"])
+def test_phases_leave_out_nothing_of_the_time_that_the_loop_saw_pass(strategy: str, session_of: SessionOf) -> None:
+    chosen = strategy_of(strategy)
+    workload = "synthetic:parameters=600000,flops=20000000"
+    request = Request(workload, chosen, Settings(12, epochs=3), DataRequest(samples=72))
+    outcomes: list[Outcome] = session_of(2, chosen).run(train_task, request)
+    for outcome in filter(lambda outcome: outcome.step_seconds, outcomes):
+        assert _timed_by_phases(outcome) == pytest.approx(1, abs=0.05)
+
+
+def _timed_by_phases(outcome: Outcome) -> float:
+    """How much of the time by the loop's own clock lies inside phases, in the epoch that others disturbed least."""
+    if outcome.updates:
+        passed = sum(update.ended - update.started for update in outcome.updates[-len(outcome.step_seconds) :])
+        return sum(outcome.step_seconds) / passed
+    steps = len(outcome.all_seconds) // len(outcome.epoch_seconds)
+    return max(
+        sum(outcome.all_seconds[epoch * steps : (epoch + 1) * steps]) / seconds
+        for epoch, seconds in enumerate(outcome.epoch_seconds)
+    )

@@ -27,5 +27,5 @@ class Collective:
     @property
     def sends(self) -> tuple[Send, ...]:
         if self.piece_MB is not None:
-            return ring_sends(self.ranks, self.bytes, self.piece_MB, self.backend) if self.ranks > 1 else ()
+            return ring_sends(self.ranks, self.bytes, self.piece_MB) if self.ranks > 1 else ()
         return sends(self.backend, self.operation, self.ranks, self.bytes)

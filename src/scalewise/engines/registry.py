@@ -24,7 +24,7 @@ ENGINES: dict[str, Callable[[Any, Job], Engine]] = {
     "single": single.build,
     "data-parallel": data_parallel.build,
     "mirrored": mirrored.build,
-    "ring": ring.build,
+    "ring": ring.RingEngine,
     "parameter-server": parameter_server.build,
     "parameter-server-async": parameter_server.build,
     "central-storage": central_storage.build,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scalewise.engines.eager import EagerEngine
-from scalewise.engines.engine import Engine, Job
+from scalewise.engines.engine import Job
 from scalewise.engines.overlap import register_noted
 from scalewise.engines.replicas import replicate
 from scalewise.step.ring import RingAllReduce, ring_hook
@@ -11,8 +11,15 @@ from scalewise.strategies.buckets import MIB
 from scalewise.strategies.ring import Ring
 
 
-def build(strategy: Ring, job: Job) -> Engine:
-    """Our hook sums and does not average, which is what weighted shards want."""
-    model, feed, ddp = replicate(job, strategy.bucket_MB)
-    register_noted(ddp, job, RingAllReduce(piece_bytes=int(strategy.piece_MB * MIB)), ring_hook)
-    return EagerEngine(job, model, feed, ddp)
+class RingEngine(EagerEngine):
+    """DDP with a hook that has connections of its own."""
+
+    def __init__(self, strategy: Ring, job: Job) -> None:
+        model, feed, ddp = replicate(job, strategy.bucket_MB)
+        super().__init__(job, model, feed, ddp)
+        self.ring = RingAllReduce(piece_bytes=int(strategy.piece_MB * MIB))
+        # It sums and does not average, which is what weighted shards want.
+        register_noted(ddp, job, self.ring, ring_hook)
+
+    def close(self) -> None:
+        self.ring.close()

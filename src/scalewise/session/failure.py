@@ -25,8 +25,8 @@ Kind = Literal["died", "hang", "user", "oom", "error", "timeout", "lost"]
 _CAUSES_FIRST: tuple[Kind, ...] = ("died", "user", "oom", "error", "hang", "timeout", "lost")
 SYMPTOMS: frozenset[Kind] = frozenset({"timeout", "lost"})
 
-# gloo raises plain RuntimeErrors: their words are all there is to go by.
-_LIBRARY_WORDS = ("gloo", "nccl", "processgroup", "tcpstore")
+# gloo raises plain RuntimeErrors, and so does DDP of what a hook raised: their words are all there is to go by.
+_LIBRARY_WORDS = ("gloo", "nccl", "processgroup", "tcpstore", "scalewise ring")
 _TIMEOUT_WORDS = ("timed out", "timeout")
 _LOST_WORDS = ("connection closed", "connection reset", "broken pipe", "connection refused", "remote process exited")
 _NOT_THE_USERS = (

@@ -204,34 +204,38 @@ class _Run:
         return [sum(times.all_seconds[first:end]) for first, end, _ in self.epochs]
 
     def _epoch(self, epoch: int, batches: list[Tensor]) -> float:
-        """Seconds in which the loop went through one epoch, without its checkpoints."""
+        """Seconds in which the loop went through one epoch, without its checkpoints and the counting of bytes."""
         every = self.job.settings.checkpoint_every
-        saving = 0.0
+        aside = 0.0
         started = reported = perf_counter()
         self.engine.start_epoch(batches)
         first, end = self._traced(batches)
         for position in range(len(batches)):
             if position == first:
+                aside -= perf_counter()
                 self.job.clock.close()
                 self.outcome.traffic.start(dist.barrier)
+                aside += perf_counter()
             self.engine.step()
             self.done += 1
             self.peak.after_step(self.done - self.first)
             if position == end:
+                aside -= perf_counter()
                 self.job.clock.close()
                 self.outcome.traffic.stop(end - first + 1, dist.barrier)
+                aside += perf_counter()
             if every and self.done % every == 0:
-                before = perf_counter()
+                aside -= perf_counter()
                 self._collect(epoch)
                 self._save()
-                saving += perf_counter() - before
+                aside += perf_counter()
             if self.interrupt.requested:
                 break
             now = perf_counter()
             if now - reported > SECONDS_BETWEEN_REPORTS:
                 self.report(Report(self.done, self.total, epoch))
                 reported = now
-        seconds = perf_counter() - started - saving
+        seconds = perf_counter() - started - aside
         if self._look():
             self.job.clock.close()
             self._collect(epoch)
