@@ -17,7 +17,7 @@ class ParameterServerAsync:
     """Nobody waits for anybody, so a gradient may be computed from weights that are no longer the latest."""
 
     name: ClassVar[str] = "parameter-server-async"
-    summary: ClassVar[str] = "the same, asynchronous: each gradient is applied on arrival, at its part of the learning rate"
+    summary: ClassVar[str] = "the same, asynchronous: gradients are applied on arrival, at part of the learning rate"
 
     servers: int = 1
     """As for parameter-server, and so is the next."""
