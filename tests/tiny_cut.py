@@ -155,3 +155,23 @@ def norms() -> Workload:
 
 def dropping() -> Workload:
     return replace(float64(), model=lambda: Norms(0.5).double())
+
+
+class Dictionaries(nn.Module):
+    """A list of what is never called itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(6, 5), "down": nn.Linear(5, 6)}) for _ in range(2))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        value = inputs
+        for layer in self.layers:
+            value = layer["down"](torch.tanh(layer["up"](value)))  # type: ignore[index]
+        result: Tensor = self.head(value)
+        return result
+
+
+def dictionaries() -> Workload:
+    return replace(float64(), model=lambda: Dictionaries().double())

@@ -112,3 +112,22 @@ def dropping64() -> Workload:
         return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3), nn.Dropout(0.1)).to(torch.float64)
 
     return replace(float64(), name="dropping64", model=model)
+
+
+class Listed(nn.Module):
+    """Weights in a list that no layer owns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.eye(6)) for _ in range(2))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for weight in self.weights:
+            inputs = inputs @ weight
+        outputs: Tensor = self.head(inputs)
+        return outputs
+
+
+def listed64() -> Workload:
+    return replace(float64(), name="listed64", model=lambda: Listed().to(torch.float64))

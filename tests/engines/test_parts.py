@@ -139,6 +139,7 @@ def test_layers_of_a_users_model_are_cut_as_named(tmp_path: Path, session_of: Se
         ("gated64", "tensor:columns=enter,rows=down", 2, "through element-wise functions or whole heads, into"),
         ("dropping64", "tensor", 2, "tensor would cut '0' into unequal parts (3+2), impossible with dropout ('3')"),
         ("tied64", "tensor", 2, "tensor cannot cut '2.weight', which is the same as '0.weight'"),
+        ("listed64", "sharded", 2, "'weights' is a ParameterList, which never is; put its contents into a module"),
         ("tied64", "sharded", 2, "'2.weight' is the same as '0.weight' of another layer; use mirrored"),
     ],
 )  # fmt: skip

@@ -69,6 +69,7 @@ def assert_alike(found: Path, expected: Path) -> None:
         ("skipping", "pipeline:cut=layers.1", 2),
         ("small_unet", "layers:cut=1+4", 3),
         ("tied_unchained", "layers:cut=head", 2),
+        ("dictionaries", "layers", 2),
         ("batch_norm_unet", "layers:balance=measured", 2),
     ],
 )
@@ -153,6 +154,7 @@ def test_messages_through_the_host_change_nothing_and_their_buffers_are_kept(
         ("declared", "layers", 3, "3 stages are too many for this model: it can be cut into 2 at most (body, head)"),
         ("tied", "layers", 3, "'0' and '2' share weights, and a cut lies between them"),
         ("tied_unchained", "layers", 2, "'first' and 'second' share weights, and a cut lies between them"),
+        ("skipping", "layers:cut=first", 2, "'first' begins the model: a cut before it leaves the first stage empty"),
         ("small_unet", "layers:cut=1.pool+nope", 3, "unknown module to cut at 'nope'"),
         ("undeclared", "layers", 2, "cannot be cut into stages: torch.export stops at "),
         ("undeclared", "layers", 2, "write it as an nn.Sequential, or say its stages with Workload(stages=...)"),

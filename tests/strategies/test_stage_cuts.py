@@ -12,6 +12,8 @@ from hypothesis import strategies as some
 
 from scalewise.errors import UserError
 from scalewise.plan import Section
+from scalewise.strategies.layers import Layers
+from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.stage_cuts import MODEL_COPIES, SLACK, costs_of, stage_ranges
 
 
@@ -138,13 +140,19 @@ def test_named_modules_begin_the_stages_after_the_first() -> None:
         (4, "", "4 stages are too many for this model: it can be cut into 3 at most (layer0, layer1, layer2)"),
         (2, "layer9", "unknown place to cut 'layer9' (did you mean 'layer2'?); valid: layer1, layer2"),
         (2, "layer0", "'layer0' begins the model"),
-        (2, "layer1+layer2", "cut=layer1+layer2 makes 3 stages, and these devices need 2; name 1 places"),
+        (2, "layer1+layer2", "cut=layer1+layer2 makes 3 stages, and these devices need 2; name 1 place, or"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(stages: int, cut: str, sentence: str) -> None:
     with pytest.raises(UserError) as answer:
         stage_ranges(sections(1, 1, 1), stages, 8, cut)
     assert sentence in str(answer.value)
+
+
+@pytest.mark.parametrize("strategy", [Layers, Pipeline])
+def test_a_place_is_named_once(strategy: type[Layers | Pipeline]) -> None:
+    with pytest.raises(UserError, match=r"cut=b\+a\+b names 'b' 2 times; name each place once"):
+        strategy(cut="b+a+b")
 
 
 def test_a_model_of_which_nothing_is_known_is_not_cut() -> None:

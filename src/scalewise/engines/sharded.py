@@ -29,6 +29,8 @@ from scalewise.step.shards import Shard, shards_of
 from scalewise.strategies.sharded import Sharded
 from scalewise.strategies.units import units_of
 
+NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
 
 def build(_: Sharded, job: Job) -> Engine:
     if job.settings.execution == "graph":
@@ -175,8 +177,11 @@ def _refuse_what_cannot_be_sharded(model: nn.Module) -> None:
                 f"sharded gathers layer by layer, and '{name}' is the same as '{known}' of another layer; use mirrored"
             )
     for unit in filter(None, set(units.values())):
-        if isinstance(layer := model.get_submodule(unit), (nn.ModuleList, nn.ModuleDict)):
-            raise UserError(f"sharded gathers a layer when it is called, and '{unit}' is a {type(layer).__name__}")
+        if isinstance(layer := model.get_submodule(unit), NEVER_CALLED):
+            raise UserError(
+                f"sharded gathers a layer when it is called, and '{unit}' is a {type(layer).__name__}, which never is; "
+                "put its contents into a module of their own, or use mirrored"
+            )
 
 
 def _unit_around(name: str, units: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from scalewise.plan import Footprint, Plan, PlanBuilder
 from scalewise.strategies.microbatches import microbatch_size, microbatches_for
 from scalewise.strategies.schedules import Kind, schedule_of
-from scalewise.strategies.stage_cuts import Balance, stage_ranges
+from scalewise.strategies.stage_cuts import Balance, check_cut, stage_ranges
 from scalewise.strategies.stages_plan import StagesPlan
 from scalewise.strategies.strategy import IF_NONE, Backend
 
@@ -36,6 +36,9 @@ class Pipeline:
     """Modules that begin the second, third, ... stage: 'encoder.3+decoder.1'; empty: where stages are balanced."""
     balance: Balance = "counted"
     """Stages are equal in counted flops and bytes, or in seconds that one device is measured to take for every part."""
+
+    def __post_init__(self) -> None:
+        check_cut(self.cut)
 
     @property
     def stages_each(self) -> int:

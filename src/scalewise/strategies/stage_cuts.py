@@ -49,18 +49,31 @@ def stage_ranges(
     return list(_balanced(tuple(sections), stages, samples, room_bytes)) if stages > 1 else [range(len(sections))]
 
 
+def begins_the_model(name: str) -> UserError:
+    return UserError(f"'{name}' begins the model: a cut before it leaves the first stage empty")
+
+
+def check_cut(cut: str) -> None:
+    """Each place once."""
+    names = cut.split("+")
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"cut={cut} names '{name}' {names.count(name)} times; name each place once")
+
+
 def _named(sections: Sequence[Section], stages: int, names: list[str]) -> list[range]:
     known = [section.name for section in sections]
     for name in names:
         if name not in known[1:]:
             if name in known[:1]:
-                raise UserError(f"'{name}' begins the model: a cut before it leaves the first stage empty")
+                raise begins_the_model(name)
             raise unknown("place to cut", name, known[1:])
     starts = sorted({known.index(name) for name in names})
     if len(starts) + 1 != stages:
+        places = f"{stages - 1} place{'s' * (stages > 2)}" if stages > 1 else "none"
         raise UserError(
-            f"cut={'+'.join(names)} makes {len(starts) + 1} stages, and these devices need {stages}; name "
-            f"{stages - 1} places, or use other --devices"
+            f"cut={'+'.join(names)} makes {len(starts) + 1} stages, and these devices need {stages}; name {places}, or "
+            "use other --devices"
         )
     bounds = [0, *starts, len(sections)]
     return [range(first, end) for first, end in pairwise(bounds)]

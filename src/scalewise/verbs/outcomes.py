@@ -17,6 +17,7 @@ from scalewise.session.cores import allowed_cores
 from scalewise.session.placement import Placement
 from scalewise.session.torchrun import under_torchrun
 from scalewise.step.memory import FEWEST_STEPS
+from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.idling import idle_shares
 from scalewise.strategies.layers import Layers
 from scalewise.strategies.microbatches import microbatches_for
@@ -193,7 +194,9 @@ def _reached(outcomes: list[Outcome], workers: int) -> int:
 
 def _idling(request: Request, placement: Placement, outcomes: list[Outcome]) -> list[str]:
     """Devices that wait for each other by design, each its part of the step."""
-    if not isinstance(request.strategy, (Layers, Pipeline)) or len(outcomes) == 1:
+    strategy = request.strategy
+    in_stages = isinstance(strategy, (Layers, Pipeline)) or (isinstance(strategy, Hybrid) and strategy.stages)
+    if not in_stages or len(outcomes) == 1:
         return []
     parts = [outcome.phases.get("idle", 0.0) / (sum(outcome.phases.values()) or 1.0) for outcome in outcomes]
     planned = idle_shares(_plan(request, placement, outcomes), len(outcomes))

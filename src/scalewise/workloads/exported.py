@@ -20,6 +20,7 @@ from torch.distributed.pipelining import SplitPoint, pipeline
 
 from scalewise.errors import UserError
 from scalewise.spec import unknown
+from scalewise.strategies.stage_cuts import begins_the_model
 from scalewise.workloads.chain import Part, whole_part
 from scalewise.workloads.exported_part import ExportedPart, Piece, is_evaluated_alike, tensors_of
 from scalewise.workloads.unchanged import unchanged_buffers
@@ -30,6 +31,9 @@ ADVICE = (
     "write it as an nn.Sequential, or say its stages with Workload(stages=...): then it is cut between those, or where "
     "pipeline:cut=STAGE says"
 )
+BEGINNING = "the beginning"
+NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
+"""Modules that only hold others."""
 LOOKS_AT_NUMBERS = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
 """What torch.export raises where a model does one thing or another by the numbers that go through it."""
 
@@ -60,20 +64,28 @@ def exported_chain(workload: Workload, model: nn.Module, inputs: Tensor, names: 
             evaluated = pipeline(model.eval(), (inputs,), split_spec={}).split_gm  # it knows already where to be cut
     except Exception as error:  # torch.export runs all of the model, which may do anything
         raise UserError(f"'{workload.name}' cannot be cut into stages: {_why(error)}; {ADVICE}") from error
-    return _parts(workload, model, (trained, evaluated), [order[0] if not names else "the beginning", *cuts])
+    return _parts(workload, model, (trained, evaluated), [BEGINNING if names else order[0], *cuts])
 
 
 def _layers(model: nn.Module) -> list[str]:
     """Elements of its outermost lists of layers, and whatever else it is made of."""
     found: list[str] = []
     for name, child in model.named_children():
-        if isinstance(child, (nn.ModuleList, nn.Sequential)):
-            found += [f"{name}.{inner}" for inner, _ in child.named_children()]
-        elif any(isinstance(each, nn.ModuleList) for each in child.modules()):
+        if isinstance(child, (*NEVER_CALLED, nn.Sequential)):
+            found += [f"{name}.{inner}" for inner in _elements(child)]
+        elif any(isinstance(each, NEVER_CALLED) for each in child.modules()):
             found += [f"{name}.{inner}" for inner in _layers(child)]
         else:
             found.append(name)
     return found
+
+
+def _elements(several: nn.Module) -> Iterator[str]:
+    for name, child in several.named_children():
+        if isinstance(child, NEVER_CALLED):
+            yield from (f"{name}.{inner}" for inner in _elements(child))
+        else:
+            yield name
 
 
 def _calls(workload: Workload, model: nn.Module, inputs: Tensor, names: Sequence[str]) -> list[str]:
@@ -101,6 +113,8 @@ def _parts(
     """`splits`: as it is trained, and as it is evaluated."""
     whole = dict(tensors_of(model))
     trained, evaluated = (list(_pieces(split)) for split in splits)
+    if len(trained) + 1 == len(names) and names[0] == BEGINNING:
+        raise begins_the_model(names[1])
     if len(trained) != len(names):
         raise UserError(f"'{workload.name}' cannot be cut: it must give one tensor, made by its last layer; {ADVICE}")
     parts: list[Part] = []
