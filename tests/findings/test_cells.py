@@ -13,7 +13,7 @@ from scalewise.findings.law import inverse_batch_law
 from scalewise.findings.line import fit_line
 from scalewise.findings.saturation import saturation
 from scalewise.findings.scaling import fixed_global, fixed_per_device
-from scalewise.findings.speedup import chokes, speedups
+from scalewise.findings.speedup import best_speedups, chokes, speedups
 from scalewise.findings.traffic import traffic, transfer_fit
 
 
@@ -166,3 +166,11 @@ def test_cells_of_a_few_steps_draw_no_line_of_transfers() -> None:
 def test_nothing_is_said_without_cells_to_say_it_of() -> None:
     lone = series(Cell(2, 10, 1000, 1.0))
     assert [find(lone) for find in (chokes, bounce, saturation, inverse_batch_law, traffic, transfer_fit)] == [None] * 6
+
+
+def test_the_best_speedup_is_not_the_noisiest_one() -> None:
+    one = [Cell(1, batch, 1000, 1.0, uncertainty=0.01) for batch in (10, 20)]
+    two = [Cell(2, 10, 1000, 0.6, uncertainty=0.02), Cell(2, 20, 1000, 0.4, uncertainty=2.3)]
+    found = best_speedups(series(*one, *two))
+    assert found
+    assert [(each.batch, each.text) for each in found.best] == [(10, "1.67x")]

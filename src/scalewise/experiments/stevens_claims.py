@@ -110,7 +110,7 @@ def _gains_least_at_the_smallest_batch(series: Series) -> tuple[str, bool | None
         return "fewer than two batches measured", None
     smallest = min(each.batch for each in every)
     least = max((each for each in every if each.batch == smallest), key=lambda each: each.speedup)
-    most = max((each for each in every if each.batch > smallest), key=lambda each: each.speedup)
+    most = max((each for each in every if each.batch > smallest), key=lambda each: (each.at_least, each.speedup))
     apart = abs(most.speedup / least.speedup - 1)
     told = apart > math.hypot(least.uncertainty, most.uncertainty)
     return (
@@ -202,7 +202,7 @@ def headline(here: Mapping[str, Series], judged: list[Claim]) -> str:
         else:
             parts.append(f"linear does not choke ({choking.sentence})")
     if "conv" in here and best_speedups(here["conv"]):
-        top = max(speedups(here["conv"]), key=lambda each: (each.faster, each.speedup))
+        top = max(speedups(here["conv"]), key=lambda each: (each.faster, each.at_least, each.speedup))
         word = "gains" if top.faster else "may gain" if top.speedup > 1 else "does not gain"
         parts.append(f"conv {word} ({top.text} on {top.devices} devices at batch {top.batch})")
     holding, told = sum(claim.holds is True for claim in judged), sum(claim.holds is not None for claim in judged)

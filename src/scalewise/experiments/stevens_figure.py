@@ -48,7 +48,13 @@ def draw_comparison(
                 axes.plot(list(theirs[devices]), list(theirs[devices].values()), **dashed)
         axes.axhline(1, color=FAINT, linewidth=1)
         batch_axis(axes, sorted({*here[workload].batches, *published[workload].batches}), len(workloads))
-        axes.set_ylim(bottom=0)
+        drawn = [
+            each
+            for line in (*ours.values(), *(theirs[count] for count in ours if count in theirs))
+            for each in line.values()
+        ]
+        reach = [each.speedup * (1 + each.uncertainty) for each in speedups(here[workload]) if each.uncertainty < 1]
+        axes.set_ylim(0, 1.08 * max([1.0, *drawn, *reach]))  # whiskers longer than their value leave the figure
         axes.set_title(workload)
         axes.set_xlabel("global batch size")
         axes.grid(axis="y")

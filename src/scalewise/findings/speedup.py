@@ -41,6 +41,11 @@ class Speedup:
         return f"{self.speedup:.2f}x" + (f" (± {self.uncertainty:.0%})" if self.uncertainty > WORTH_SAYING else "")
 
     @property
+    def at_least(self) -> float:
+        """The lower end of its interval: a cell that is all noise is not the best one."""
+        return self.speedup / (1 + self.uncertainty)
+
+    @property
     def efficiency(self) -> float:
         return self.speedup / self.devices
 
@@ -137,7 +142,8 @@ def best_speedups(series: Series) -> BestSpeedups | None:
     return BestSpeedups(
         series.name,
         tuple(
-            max((each for each in every if each.devices == count), key=lambda each: each.speedup) for count in counts
+            max((each for each in every if each.devices == count), key=lambda each: (each.at_least, each.speedup))
+            for count in counts
         ),
         {count: single.epoch_seconds / min(cell.epoch_seconds for cell in series.line(count)) for count in counts},
         single.batch,
