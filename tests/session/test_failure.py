@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.distributed import DistStoreError  # type: ignore[attr-defined]
 
 from scalewise.errors import UserError
 from scalewise.session.failure import (
@@ -46,6 +47,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
         ),
         (RuntimeError(GLOO + "pair.cc:547] Connection closed by peer [127.0.0.1]:1234"), "lost", None),
         (RuntimeError(GLOO + "unbound_buffer.cc:81] Timed out waiting 2000ms for recv operation"), "timeout", None),
+        (DistStoreError("wait timeout after 4000ms, keys: /crew/group/0//cpu//0/1"), "timeout", None),
         (BrokenPipeError("Broken pipe"), "lost", None),
         (RuntimeError("the dataset's server timed out"), "error", None),
     ],

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch.distributed import DistStoreError  # type: ignore[attr-defined]
 
 import scalewise
 from scalewise.errors import RunFailed, UserError
@@ -182,7 +183,9 @@ def _kind_of(error: BaseException) -> Kind:
         return "oom"
     if isinstance(error, ConnectionError):
         return "lost"
-    if isinstance(error, RuntimeError) and any(word in words for word in _LIBRARY_WORDS):
+    if isinstance(error, DistStoreError) or (
+        isinstance(error, RuntimeError) and any(word in words for word in _LIBRARY_WORDS)
+    ):
         if any(word in words for word in _TIMEOUT_WORDS):
             return "timeout"
         if any(word in words for word in _LOST_WORDS):
