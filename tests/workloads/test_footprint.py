@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -40,3 +42,17 @@ def test_batch_norm_is_weighed_though_it_refuses_a_lone_sample() -> None:
     data = workload.data(DataRequest())
     assert sum(footprint_of(workload, data).parameter_bytes) == 4 * (6 * 8 + 8 + 16 + 8 * 2 + 2)
     assert unreached_by(workload, data) == frozenset()
+
+
+def test_the_model_that_was_weighed_does_not_stay() -> None:
+    made: list[weakref.ref[nn.Module]] = []
+
+    def model() -> nn.Module:
+        layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+        made.append(weakref.ref(layers))
+        return layers
+
+    workload = replace(resolve("tests.tiny:float32"), model=model)
+    footprint_of(workload, workload.data(DataRequest()))
+    gc.collect()
+    assert [each() for each in made] == [None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,8 +57,17 @@ class InProcess:
         except (UserError, RunFailed):
             raise
         except Exception as error:
-            raise to_exception(from_exception(0, error)) from error
+            failure = from_exception(0, error)
+            _let_go(error)
+            raise to_exception(failure) from error
 
     def __exit__(self, *_: object) -> None:
         torch.set_num_threads(self.threads)
         pin(sorted(self.cores))
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Whoever keeps the error keeps no model and no activations: they would count as the next run's."""
+    while error:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

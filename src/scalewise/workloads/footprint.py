@@ -32,9 +32,11 @@ def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
         model = workload.model()
     allow_lone_sample(model)
     ready: list[Tensor] = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(ready.append)
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(ready.append)
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     called: set[str] = set()
     for path, module in model.named_modules():
@@ -44,6 +46,8 @@ def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
     with Watch(model) as watch, saved_tensors_hooks(lambda tensor: _note(tensor, kept), lambda tensor: tensor):
         outputs = model(inputs.unsqueeze(0).to(device))
     outputs.float().sum().backward()
+    for hook in hooks:
+        hook.remove()  # torch does not tell Python's garbage collector of them, and with them the model would stay
     return Footprint(
         parameter_bytes=tuple(parameter.nbytes for parameter in ready),
         parameter_shapes=tuple(tuple(parameter.shape) for parameter in ready),
