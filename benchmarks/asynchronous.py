@@ -118,7 +118,9 @@ def straggler(workload: str, repeats: int, steps: int, console: Console) -> dict
     console.print(table)
     console.print(f"wanted: asynchronous keeps at least {LEAST_THROUGHPUT:.0%} of what the devices can give")
     if max(of_possible.values()) > 1.05:
-        console.print("above 100 %: workers on equal devices had no whole cores; on an idle machine with one more, they do")
+        console.print(
+            "above 100 %: workers on equal devices had no whole cores; on an idle machine with one more, they do"
+        )
     return {"samples_per_second": rates, "kept": kept, "of_possible": of_possible}
 
 
