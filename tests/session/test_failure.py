@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed import DistStoreError  # type: ignore[attr-defined]
+from torch.distributed import DistStoreError
 
 from scalewise.errors import UserError
 from scalewise.session.failure import (

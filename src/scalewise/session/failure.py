@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch.distributed import DistStoreError  # type: ignore[attr-defined]
+from torch.distributed import DistStoreError
 
 import scalewise
 from scalewise.errors import RunFailed, UserError
