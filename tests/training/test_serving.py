@@ -106,7 +106,7 @@ def test_a_worker_that_dies_is_dropped_and_the_others_finish(tmp_path: Path) -> 
 @pytest.mark.parametrize("options", ["", ":max_staleness=1"])
 def test_an_asynchronous_worker_that_hangs_ends_the_run_and_is_named(options: str) -> None:
     """With a bound the others wait for it, and time out; without one they do the rest of the work."""
-    with pytest.raises(RankFailed, match=r"^worker 1 did not answer within 1 s$") as raised:
+    with pytest.raises(RankFailed, match=r"^worker 1 did not answer within 3 s$") as raised:
         scalewise.train(
             "tests.tiny_ranks:hangs",
             strategy=f"parameter-server-async{options}",
@@ -114,7 +114,7 @@ def test_an_asynchronous_worker_that_hangs_ends_the_run_and_is_named(options: st
             device_kind="cpu",
             batch=4,
             steps=10**5,
-            timeout_seconds=1,
+            timeout_seconds=3,  # long enough for a busy machine to connect them
         )
     assert "tiny_ranks.py" in raised.value.details
 
