@@ -10,9 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import TensorDataset
 
 from scalewise.errors import UserError
 from scalewise.session.worker import Worker
+from scalewise.step.feed import Streamed
 
 
 def nothing(_: Worker) -> None:
@@ -118,6 +120,14 @@ def report_and_hang(worker: Worker) -> None:
     print(f"a remark of rank {worker.rank}", flush=True)
     worker.report(os.getpid())
     _hang()
+
+
+def load_and_hang(worker: Worker) -> None:
+    """With a loader that waits for more to do."""
+    loads = Streamed(TensorDataset(torch.arange(8.0)), worker.device, workers=1, kind="stream")
+    batches = loads.batches(list(torch.arange(8).split(1)))
+    next(batches)
+    report_and_hang(worker)
 
 
 def give(_: Worker, value: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,35 @@ def test_when_the_launcher_ends_everything_does(
     # What ranks print is a log, and not the launcher's answer on stdout.
     assert "a remark of rank 0" in errors
     assert errors.count("Traceback") == (number == signal.SIGINT)
+
+
+@pytest.mark.parametrize("end", ["interrupted", "launcher killed", "rank killed"])
+def test_loaders_of_data_end_with_their_rank(end: str, tmp_path: Path) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "tests.session.launcher", "2", "1", "", "load_and_hang"],
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert launcher.stdout is not None
+    ranks = [psutil.Process(int(launcher.stdout.readline())) for _ in range(2)]
+    others = psutil.Process(launcher.pid).children(recursive=True)
+    try:
+        loaders = [loader for rank in ranks for server in rank.children() for loader in server.children()]
+        assert len(loaders) == 2
+        if end == "interrupted":
+            os.killpg(launcher.pid, signal.SIGINT)
+        else:
+            (launcher if end == "launcher killed" else ranks[1]).kill()
+        assert psutil.wait_procs(others, timeout=60)[1] == []
+        assert launcher.wait(60) != 0
+        assert list(tmp_path.glob("pymp-*")) == []
+    finally:
+        launcher.kill()
+        for process in others:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        launcher.communicate()

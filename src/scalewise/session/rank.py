@@ -12,17 +12,17 @@ from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from scalewise.session import hosts, quota, script
 from scalewise.session.crew import Crew
 from scalewise.session.failure import from_exception
 from scalewise.session.placement import Placement
 from scalewise.session.worker import Worker, join, serve_from_host, take_device
+from scalewise.step.lifeline import end_with_owner
 from scalewise.step.room import MEMORY_LIMIT
 
 Result = TypeVar("Result")
@@ -67,16 +67,7 @@ def live(orders: Orders) -> None:
 
 
 def die_with_launcher() -> None:
-    """Have the kernel kill this process when the launcher is gone.
-
-    The parent of a rank is the forkserver, which ends when nobody holds its life line any more. Ranks inherit that line
-    from the launcher: letting go of it leaves the launcher as the only holder. The order matters: the forkserver cannot
-    end, and its end cannot be missed, before the line is let go.
-    """
-    _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    server: Any = forkserver._forkserver
-    os.close(server._forkserver_alive_fd)
-    server._forkserver_alive_fd = None
+    end_with_owner()
     # Ctrl-C reaches every process of the terminal, but it is the launcher that decides what follows.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

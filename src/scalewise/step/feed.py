@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from scalewise.data.data import Data
 from scalewise.errors import UserError
 from scalewise.spec import parse_spec, unknown
+from scalewise.step.lifeline import end_with_owner
 
 LOADS = {
     "auto": "resident on the device if it fits, else streamed",
@@ -85,6 +86,7 @@ class Streamed:
             num_workers=self.workers,
             pin_memory=on_gpu,
             prefetch_factor=ahead if self.workers else None,
+            worker_init_fn=_settle_in,
             generator=torch.Generator(),  # else it draws from the one that dropout uses, and a resumed run differs
         )
         if not on_gpu:
@@ -131,6 +133,11 @@ def whole(data: Data) -> Batch:
     return torch.stack([sample[0] for sample in samples]), torch.stack(
         [torch.as_tensor(sample[1]) for sample in samples]
     )
+
+
+def _settle_in(_loader: int) -> None:
+    """torch's own loaders only watch their parent: on a rank that is a forkserver, which they would keep alive."""
+    end_with_owner()
 
 
 def _fits(data: Data, device: torch.device) -> bool:
