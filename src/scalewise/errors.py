@@ -14,6 +14,10 @@ class UserError(Exception):
     """Bad input (exit code 2): says what, the value given, and the valid ones."""
 
 
+class UsersCodeFailed(UserError):
+    """What the user named is there, and raises: says where and what."""
+
+
 class RunFailed(Exception):
     """A run or a cell failed (exit code 1): says which part and why."""
 

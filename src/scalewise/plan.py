@@ -100,6 +100,8 @@ class Footprint:
     """In the order of forward."""
     room_bytes: int | None = None
     """Of a device, where that is limited: stages are cut so that they fit."""
+    norms_batches: bool = False
+    """Whether a layer computes with the mean of the samples that it sees, as batch norm does."""
 
     def backward_shares(self, groups: Sequence[range]) -> list[float]:
         """The part of backward that passes until each group of gradients is complete, after the one before it."""

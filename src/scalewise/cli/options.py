@@ -56,7 +56,9 @@ SlicePercent = Annotated[
     int | None, option(WHERE, "--slice-percent", help="Share of the GPU per slice.", show_default="100 / devices")
 ]
 CoresPerDevice = Annotated[int, option(WHERE, "--cores-per-device", help="Cores, and threads, of a cpu device.")]
-Timeout = Annotated[float, option(WHERE, "--timeout", help="Seconds that ranks wait for one that hangs.")]
+Timeout = Annotated[
+    float, option(WHERE, "--timeout", help="Seconds that ranks wait for one that hangs; at their start 30 or more.")
+]
 
 Precision = Annotated[
     Literal["fp32", "tf32", "bf16"], option(SPEED, "--precision", help="What the matrix units compute in.")

@@ -13,6 +13,7 @@ from scalewise.session.agent import Agent
 from scalewise.session.crew import Crew
 from scalewise.session.failure import SYMPTOMS, Failure, first_cause, from_exit, from_silence, to_exception
 from scalewise.session.rank import SHOW_STACK
+from scalewise.session.worker import WAITS_FOR_OTHERS
 
 OnReport = Callable[[int, Any], None]
 
@@ -21,6 +22,8 @@ OnReport = Callable[[int, Any], None]
 _SETTLE_SECONDS = 0.3
 _SETTLE_SYMPTOM_SECONDS = 2.0
 _STACK_SECONDS = 0.3
+LEAST_MEETING_SECONDS = 30.0
+"""Allowed for the others then, however short the timeout: on a busy machine ranks start far apart."""
 _LOOK_SECONDS = 1.0
 """Between looks at whether others, whom this launcher's thread does not hear, have begun to wait."""
 
@@ -46,6 +49,10 @@ class Answers:
         self._failures: list[Failure] = []
         self._gone: list[int] = []
         self._deadline: float | None = None
+        self._allowed_seconds = timeout_seconds
+        """Of which the deadline is the end."""
+        self._waiting: set[int] = set()
+        """Ranks that have said that they wait for others."""
 
     def gather(self, on_report: OnReport | None = None) -> list[Any]:
         """All results by rank; from the first one on, the timeout counts for ranks that neither finish nor report."""
@@ -61,12 +68,12 @@ class Answers:
                 self._failures += self._ended() if ready else self._overdue()
                 break
         if self._failures:
-            raise to_exception(first_cause(self._failures))
+            raise to_exception(self._cause())
         return [self._results[rank] for rank in range(len(self._channels))]
 
     def expect(self, seconds: float) -> None:
         """Start the clock before anyone has answered."""
-        self._deadline = time.monotonic() + seconds
+        self._deadline, self._allowed_seconds = time.monotonic() + seconds, seconds
 
     def _patience(self) -> tuple[float | None, bool]:
         """Seconds to wait, and whether nothing heard in them is too little."""
@@ -91,14 +98,19 @@ class Answers:
             return
         if kind == "failure":
             self._failures.append(value)
-            self._listen_on(_SETTLE_SYMPTOM_SECONDS if value.kind in SYMPTOMS else _SETTLE_SECONDS)
+            uncertain = value.kind in SYMPTOMS or value.of_users_code
+            self._listen_on(_SETTLE_SYMPTOM_SECONDS if uncertain else _SETTLE_SECONDS)
             return
         if kind == "result":
             self._results[rank] = value
+        elif value == WAITS_FOR_OTHERS:
+            if not self._waiting:
+                self.expect(max(self._timeout_seconds, LEAST_MEETING_SECONDS))
+            self._waiting.add(rank)
         elif on_report is not None:
             on_report(rank, value)
         if self._results and not self._failures and not self._gone:
-            self.expect(self._timeout_seconds)
+            self.expect(max(self._timeout_seconds, LEAST_MEETING_SECONDS if self._waiting else 0.0))
 
     def _listen_on(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -117,8 +129,19 @@ class Answers:
         waited_for = not self._failures or any(failure.kind == "timeout" for failure in self._failures)
         if explained or not waited_for or not silent:
             return []
-        stacks, crew = "".join(map(self._stack, silent)), self._crew
-        return [from_silence(silent, self._timeout_seconds, stacks, crew.role, crew.first)]
+        silent = [rank for rank in silent if rank not in self._waiting] or silent
+        stacks, crew = {rank: self._stack(rank) for rank in silent}, self._crew
+        # A stopped process cannot even say where it is; those that can may be waiting for it.
+        silent = [rank for rank, stack in stacks.items() if not stack] or silent
+        allowed_seconds = self._timeout_seconds if self._failures else self._allowed_seconds
+        return [from_silence(silent, allowed_seconds, "".join(stacks.values()), crew.role, crew.first)]
+
+    def _cause(self) -> Failure:
+        cause = first_cause(self._failures)
+        alike = [failure for failure in self._failures if failure.of_users_code]
+        if cause.of_users_code and len(alike) < len(self._channels):
+            return cause.on_this_rank_alone(self._crew.who(cause.rank))
+        return cause
 
     def _stack(self, rank: int) -> str:
         """Where a silent rank is: its signal handler writes that to the channel, as text, without the interpreter."""

@@ -16,7 +16,7 @@ import torch
 from torch.distributed import DistStoreError
 
 import scalewise
-from scalewise.errors import RunFailed, UserError
+from scalewise.errors import RunFailed, UserError, UsersCodeFailed
 from scalewise.step.room import MEMORY_LIMIT, DeviceFull
 from scalewise.strategies.registry import STRATEGIES
 
@@ -57,6 +57,12 @@ class Failure:
     seconds: float = field(default_factory=time.monotonic)
     advice: str = ""
     """What the sentence ends with, where it says what to do."""
+    of_users_code: bool = False
+    """Bad input, if all ranks say so."""
+
+    def on_this_rank_alone(self, who: str) -> Failure:
+        """What is no bad input, because other ranks took it."""
+        return replace(self, kind="error", sentence=f"{who} failed: {self.sentence}")
 
     def advising(self, advice: str) -> Failure:
         """The same with other advice, from who knows more than a rank does."""
@@ -80,11 +86,11 @@ def from_exception(rank: int, error: BaseException, who: str | None = None) -> F
     details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     error = _cause_of(error)
     kind = _kind_of(error)
-    message = str(error).strip().partition("\n")[0]
+    message = _without_cast(str(error).strip().partition("\n")[0])
     named = message if isinstance(error, DeviceFull) else f"{type(error).__name__}: {message}"
     what = named if message else type(error).__name__
     if isinstance(error, (UserError, RunFailed)):  # a sentence already
-        return Failure(rank, kind, message, details)
+        return Failure(rank, kind, message, details, of_users_code=isinstance(error, UsersCodeFailed))
     if kind == "oom":
         advice = _needs_less(error)
         sentence = f"{who} ran out of memory: {_first_sentences(what)}; {advice}"
@@ -153,6 +159,12 @@ def _first_sentences(message: str) -> str:
         return f"{first}, tried to allocate {rest.partition('. ')[0]}"
     _, _, asked = message.partition("you tried to allocate ")
     return f"tried to allocate {int(asked.split()[0]) / 1e6:,.3g} MB more" if asked else message
+
+
+def _without_cast(message: str) -> str:
+    """As the hook raised it: DDP takes an exception for a gradient and fails to make a tensor of it."""
+    inner = message.removeprefix("Unable to cast ").removesuffix(" to Tensor")
+    return inner if len(message) - len(inner) == len("Unable to cast  to Tensor") else message
 
 
 def _where(error: BaseException) -> str:

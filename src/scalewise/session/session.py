@@ -49,7 +49,7 @@ class Session:
             orders = self._orders(held, ground)
             self._agent = Agent(ground.store, orders)
             held.callback(self._end_ranks, self._agent)
-            opening = Answers(self._agent, self._channels, START_SECONDS, self._crew)
+            opening = Answers(self._agent, self._channels, self.placement.timeout_seconds, self._crew)
             opening.expect(START_SECONDS)
             opening.gather()
             # Only the rank itself still holds its end now, so that its death closes the channel.

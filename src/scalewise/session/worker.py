@@ -21,6 +21,8 @@ from scalewise.step.gloo_threads import let_senders_finish
 
 # Ranks that start on a busy machine may be far apart: the placement's timeout counts once all are here.
 _JOIN_SECONDS = 120.0
+WAITS_FOR_OTHERS = "waits for others"
+"""Told by a rank that has come to where ranks meet."""
 SHARED = "shared"
 """Prefix of the keys that all crews see."""
 
@@ -62,6 +64,7 @@ def join(
     store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_SECONDS)))
     own = PrefixStore(crew.name, store)
     own.set(f"here/{rank}", "")
+    report(WAITS_FOR_OTHERS)
     own.wait([f"here/{other}" for other in range(world)])
     dist.init_process_group(
         backend,

@@ -14,11 +14,12 @@ from time import monotonic
 
 import torch.distributed as dist
 
-from scalewise.errors import RunFailed
+from scalewise.errors import RunFailed, UserError
 
 _ADDRESS_OF_INTERFACE = 0x8915
 """Linux's SIOCGIFADDR."""
 _PASSWORD_BYTES = 16
+_FIRST_WORDS_SECONDS = 5.0
 _WORTH_WAKING_BYTES = 512 * 1024
 """The kernel wakes who waits for so many, not for each of the 64 KB that the sender's side hands over: four ranks on
 two cores need a fifth less time for 4 MB."""
@@ -114,8 +115,15 @@ def own_address() -> str:
     if interface == "lo":
         return "127.0.0.1"
     if interface:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            answer = fcntl.ioctl(probe, _ADDRESS_OF_INTERFACE, struct.pack("256s", interface.encode()[:15]))
+        first, *_ = interface.split(",")
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                answer = fcntl.ioctl(probe, _ADDRESS_OF_INTERFACE, struct.pack("256s", first.encode()[:15]))
+        except OSError as error:
+            raise UserError(
+                f"GLOO_SOCKET_IFNAME is '{interface}', and '{first}' has no IPv4 address ({error.strerror}); name an "
+                "interface that `ip -4 address` shows"
+            ) from error
         return socket.inet_ntoa(answer[20:24])
     try:
         return socket.gethostbyname(socket.gethostname())
@@ -141,14 +149,21 @@ def _admitted(listening: socket.socket, password: bytes, until: float) -> socket
             connection, _ = listening.accept()
         except TimeoutError as error:
             raise RuntimeError("scalewise ring timed out: the previous rank did not connect") from error
-        connection.settimeout(max(0.001, until - monotonic()))
-        try:
-            said = connection.recv(len(password), socket.MSG_WAITALL)
-        except OSError:
-            said = b""
-        if secrets.compare_digest(said, password):
+        if secrets.compare_digest(_first_words(connection, len(password)), password):
             return connection
         connection.close()
+
+
+def _first_words(connection: socket.socket, length: int) -> bytes:
+    """What a neighbour says at once; a stranger who is silent does not keep others waiting for long."""
+    connection.settimeout(_FIRST_WORDS_SECONDS)
+    said = b""
+    try:
+        while len(said) < length and (more := connection.recv(length - len(said))):
+            said += more
+    except OSError:
+        return b""
+    return said
 
 
 def _close(*connections: socket.socket) -> None:

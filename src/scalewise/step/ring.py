@@ -26,6 +26,7 @@ class RingAllReduce:
         self._background = ThreadPoolExecutor(1, "scalewise-ring")
         self._stream: torch.cuda.Stream | None = None
         self._neighbours: Neighbours | None = None
+        self._failed: Exception | None = None
         self._reduce: Callable[[Tensor], None]
         if self._on_host and self._ranks > 1:
             timeout = found._get_backend(torch.device("cpu")).options._timeout
@@ -36,6 +37,10 @@ class RingAllReduce:
 
     def __call__(self, flat: Tensor) -> None:
         """Returns when `flat` holds the sum or, as NCCL's own collectives do, when the stream will see to it."""
+        if flat.layout is not torch.strided:
+            raise ValueError(
+                "sparse gradients cannot go round a ring; make them dense, as nn.Embedding(sparse=False) does"
+            )
         if self._ranks == 1 or not flat.numel():
             return
         if not self._on_host or not flat.is_cuda:
@@ -65,10 +70,14 @@ class RingAllReduce:
             self._neighbours.close()
 
     def _finish(self, flat: Tensor, done: Future[Tensor]) -> None:
+        """After a failure ranks are out of step with each other: what follows fails of the same."""
         try:
+            if self._failed is not None:
+                raise self._failed
             self(flat)
             done.set_result(flat)
         except Exception as error:
+            self._failed = error
             done.set_exception(error)  # type: ignore[arg-type]
 
     def _finish_on_stream(self, flat: Tensor, done: Future[Tensor], ready: torch.cuda.Event) -> None:

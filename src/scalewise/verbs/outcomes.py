@@ -28,6 +28,9 @@ from scalewise.timeline import Span, Timeline
 from scalewise.training.loop import Outcome
 from scalewise.training.request import Request
 
+WHOLE_BATCHES = ("layers", "tensor")
+"""Strategies under which every layer sees all samples of a batch at once."""
+
 
 def timeline_of(outcomes: list[Outcome]) -> Timeline:
     """All ranks' spans, counted from the first one's start. Other hosts count from when they were switched on: ranks
@@ -164,6 +167,9 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
         notes.append(f"trained on {outcome.source}; fetch the study's recordings with: scalewise data speech")
     if not request.strategy.exact:
         notes.append(f"{request.strategy.name} with these options is not exact: its weights differ from one device's")
+    shares_batches = placement.devices > 1 and request.strategy.name not in WHOLE_BATCHES
+    if shares_batches and outcome.footprint and outcome.footprint.norms_batches:
+        notes.append("batch norm sees one device's samples at a time: weights differ a little from those of one device")
     cores = len(allowed_cores())
     if placement.oversubscribed and not under_torchrun():  # whose ranks each know their own cores only
         notes.append(

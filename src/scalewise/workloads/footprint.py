@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from scalewise.data.data import Data
 from scalewise.errors import UserError
@@ -57,6 +58,7 @@ def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
         read_again=tuple(_storage(parameter) in kept for parameter in ready),
         parameter_names=tuple(names[parameter] for parameter in ready),
         matrices=tuple(watch.matrices),
+        norms_batches=any(isinstance(module, _BatchNorm) for module in model.modules()),
         sections=_sections(workload, model, data, device),
         still=tuple(_still(model, [names[parameter] for parameter in reversed(ready)], called)),
     )

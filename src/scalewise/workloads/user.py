@@ -21,7 +21,7 @@ from torch import nn
 
 import scalewise
 from scalewise.data.generated import load_generated
-from scalewise.errors import UserError
+from scalewise.errors import UserError, UsersCodeFailed
 from scalewise.workloads.classification import classification_accuracy, classification_loss
 from scalewise.workloads.workload import Workload
 
@@ -149,10 +149,10 @@ def _told(what: str) -> Iterator[None]:
         message = " ".join(str(error).split())
         text = f"{type(error).__name__}: {message}" if message else type(error).__name__
         if isinstance(error, SyntaxError):
-            raise UserError(f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}") from error
+            raise UsersCodeFailed(f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}") from error
         line = users_line(error)
         place = f"{line.filename}:{line.lineno}" if line else f"'{what}'"
-        raise UserError(f"{place}: {text}") from error
+        raise UsersCodeFailed(f"{place}: {text}") from error
 
 
 def users_line(error: BaseException) -> traceback.FrameSummary | None:
