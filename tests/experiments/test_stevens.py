@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,10 @@ from scalewise.experiments.stevens import Grid, conclude, devices_here
 from scalewise.experiments.stevens_claims import headline
 from scalewise.findings.series import series_of
 from scalewise.published.measured import stevens_environment, stevens_measurements
+from scalewise.results.measured import MeasureResult
+from scalewise.step.settings import Execution, Settings
+from scalewise.strategies.registry import strategy_of
+from scalewise.verbs.measure import expected_execution
 from tests.findings.test_series import HERE, measured
 from tests.verbs.test_report import stored
 
@@ -92,6 +97,32 @@ def test_one_gpu_is_cut_into_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert devices_here(False) == ("slice", (1, 2, 3, 4), "")
+
+
+def test_on_a_gpu_one_device_runs_as_the_several_do_so_that_they_can_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left to itself, one device would run a CUDA graph where its clips lie in its memory."""
+
+    def on_a_gpu(_workload: str, *, out: Path, execution: Execution = "auto", load: str, **_: Any) -> MeasureResult:
+        settings = Settings(10, None, 1, execution=execution, load=load)
+        cells = [
+            measured(name, devices, 10, seconds, device_kind="slice")
+            for name, devices, seconds in (("single", 1, 0.1), ("data-parallel", 2, 0.3))
+        ]
+        cells = [
+            replace(each, execution=expected_execution(strategy_of(each.strategy), "slice", "adam", settings))
+            for each in cells
+        ]
+        return MeasureResult(stored(out, HERE, cells), cells)
+
+    monkeypatch.setattr(stevens, "devices_here", lambda _: ("slice", (1, 2), ""))
+    monkeypatch.setattr(stevens, "find_speech", lambda _: None)
+    monkeypatch.setattr(stevens, "QUICK", (Grid("linear", (10,)),))
+    monkeypatch.setattr(stevens, "measure", on_a_gpu)
+    for drawing in ("draw_comparison", "draw_all", "draw_all_phases"):
+        monkeypatch.setattr(stevens, drawing, lambda *_: [])
+    assert "linear chokes (2 devices take 3.0 times as long" in stevens.run(tmp_path, True, lambda _: None).headline
 
 
 def test_it_measures_draws_and_goes_on_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

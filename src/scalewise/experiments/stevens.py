@@ -77,6 +77,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
             devices=[count for count in counts if count > 1],
             batch=grid.batches,
             device_kind=kind,
+            execution="eager",  # as several devices run: a graph on one would be compared with nothing
             interval=QUICK_INTERVAL_PERCENT if quick else INTERVAL_PERCENT,
             budget=grid.budget,
             budget_total=grid.budget_total,

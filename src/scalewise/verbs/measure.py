@@ -217,7 +217,7 @@ def _task(
         settings.precision,
         subject.optimizer,
         protocol,
-        _expected_execution(point.strategy, kind, subject.optimizer, settings),
+        expected_execution(point.strategy, kind, subject.optimizer, settings),
     )
 
     def asked(steps: int | None) -> Request:
@@ -234,7 +234,7 @@ def _task(
     return Task(cell, place, asked, subject.samples, subject.environment)
 
 
-def _expected_execution(strategy: Strategy, device_kind: str, optimizer: str, settings: Settings) -> str:
+def expected_execution(strategy: Strategy, device_kind: str, optimizer: str, settings: Settings) -> str:
     """What 'auto' will come to, as far as it can be told before the data is on the device."""
     if settings.execution != "auto":
         return settings.execution
