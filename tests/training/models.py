@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 
 import torch
@@ -69,6 +70,19 @@ class Counting(nn.Linear):
             self.calls += 1
         outputs = super().forward(input)
         return outputs * float("nan") if self.calls == 5 else outputs
+
+
+def slow_to_predict() -> Workload:
+    """Takes a third of a second for every batch that it does not learn from."""
+    tiny = float32()
+    return replace(tiny, model=lambda: nn.Sequential(*tiny.model().children(), SlowToPredict()))
+
+
+class SlowToPredict(nn.Identity):
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            time.sleep(0.3)
+        return input
 
 
 def unused() -> Workload:

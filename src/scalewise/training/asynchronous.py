@@ -25,7 +25,8 @@ from scalewise.step.precision import autocast, set_precision
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.tracing import sockets
 from scalewise.training.evaluate import accuracy_of
-from scalewise.training.loop import SECONDS_BETWEEN_REPORTS, Outcome, Report, Update, layers_to_plan
+from scalewise.training.loop import Outcome, Report, Update, layers_to_plan
+from scalewise.training.pace import SECONDS_BETWEEN_REPORTS, at_intervals
 from scalewise.training.request import Request
 from scalewise.training.tickets import InHand, Part, Tickets
 from scalewise.workloads.footprint import footprint_of
@@ -76,13 +77,17 @@ def train_asynchronously(
     outcome.acknowledged = client.acknowledged
     outcome.step_seconds, outcome.phases, outcome.spans = times.step_seconds, times.phases, times.spans(place.rank)
     outcome.peak_memory_bytes = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
+    epoch = outcome.updates[-1].epoch if outcome.updates else 0
+    got_on = at_intervals(lambda: report(Report(tickets.total, tickets.total, epoch)))
     outcome.footprint = footprint_of(workload, data)
+    got_on()
     if place.rank == 0:
         outcome.layers = layers_to_plan(job, request, outcome.footprint)
+        got_on()
     if outcome.updates and outcome.updates[-1].ticket == tickets.last:
         predictions = partial(predictions_of, model, feed)
         seen = min(len(data), tickets.total * settings.batch)
-        outcome.accuracy = accuracy_of(workload, predictions, seen, settings.batch)
+        outcome.accuracy = accuracy_of(workload, predictions, seen, settings.batch, got_on)
     return outcome
 
 

@@ -33,11 +33,10 @@ from scalewise.tracing.steps import StepTraffic
 from scalewise.training.checkpoint import Progress, load_checkpoint, progress_of, refuse_if_through, save_checkpoint
 from scalewise.training.evaluate import accuracy_of
 from scalewise.training.interrupt import Interrupt
+from scalewise.training.pace import SECONDS_BETWEEN_REPORTS, at_intervals
 from scalewise.training.request import Request
 from scalewise.workloads.footprint import footprint_of
 from scalewise.workloads.layer_memory import layers_of
-
-SECONDS_BETWEEN_REPORTS = 0.2
 
 
 @dataclass(frozen=True)
@@ -129,15 +128,18 @@ def _train_in(
     outcome.phases = times.phases
     outcome.spans = times.spans(place.rank)
     outcome.peak_memory_bytes = peak.read()
+    got_on = at_intervals(lambda: report(Report(run.done, total, run.epoch)))
     if place.rank == 0:
         outcome.footprint = footprint_of(workload, data)
+        got_on()
         if isinstance(engine, HoldsStages):
             outcome.footprint = replace(outcome.footprint, sections=engine.sections, room_bytes=engine.room_bytes)
         if evaluate:
             outcome.layers = layers_to_plan(job, request, outcome.footprint)
+            got_on()
     if evaluate and not outcome.interrupted:
         seen = min(len(data), run.done * settings.batch)
-        outcome.accuracy = accuracy_of(workload, engine.predictions, seen, settings.batch)
+        outcome.accuracy = accuracy_of(workload, engine.predictions, seen, settings.batch, got_on)
     return outcome
 
 
@@ -162,7 +164,7 @@ class _Run:
     ) -> None:
         self.job, self.engine, self.total = job, engine, total
         self.report, self.interrupt, self.peak = report, interrupt, peak
-        self.done = self.first = self.looked_at = 0
+        self.done = self.first = self.looked_at = self.epoch = 0
         self.looked = perf_counter()
         self.epochs: list[tuple[int, int, float]] = []
         self.outcome = Outcome(
@@ -187,10 +189,10 @@ class _Run:
         per_epoch = steps_per_epoch(len(self.job.data), self.job.settings.batch)
         self.first = self.done
         while self.done < self.total and not self.interrupt.requested:
-            epoch, begun = divmod(self.done, per_epoch)
-            order = epoch_order(self.job.settings.seed, epoch, len(self.job.data))
+            self.epoch, begun = divmod(self.done, per_epoch)
+            order = epoch_order(self.job.settings.seed, self.epoch, len(self.job.data))
             batches = list(order.split(self.job.settings.batch))[begun : begun + self.total - self.done]
-            seconds = self._epoch(epoch, batches)
+            seconds = self._epoch(batches)
             if len(batches) == per_epoch and not self.interrupt.requested:
                 self.epochs.append((self.done - self.first - per_epoch, self.done - self.first, seconds))
             self._save()
@@ -203,7 +205,7 @@ class _Run:
             return [seconds for _, _, seconds in self.epochs]
         return [sum(times.all_seconds[first:end]) for first, end, _ in self.epochs]
 
-    def _epoch(self, epoch: int, batches: list[Tensor]) -> float:
+    def _epoch(self, batches: list[Tensor]) -> float:
         """Seconds in which the loop went through one epoch, without its checkpoints and the counting of bytes."""
         every = self.job.settings.checkpoint_every
         aside = 0.0
@@ -226,19 +228,19 @@ class _Run:
                 aside += perf_counter()
             if every and self.done % every == 0:
                 aside -= perf_counter()
-                self._collect(epoch)
+                self._collect()
                 self._save()
                 aside += perf_counter()
             if self.interrupt.requested:
                 break
             now = perf_counter()
             if now - reported > SECONDS_BETWEEN_REPORTS:
-                self.report(Report(self.done, self.total, epoch))
+                self.report(Report(self.done, self.total, self.epoch))
                 reported = now
         seconds = perf_counter() - started - aside
         if self._look():
             self.job.clock.close()
-            self._collect(epoch)
+            self._collect()
         return seconds
 
     def _look(self) -> bool:
@@ -253,11 +255,11 @@ class _Run:
             or perf_counter() - self.looked > SECONDS_BETWEEN_REPORTS
         )
 
-    def _collect(self, epoch: int) -> None:
+    def _collect(self) -> None:
         self._check(self.engine.losses())
         self.job.clock.collect()
         self.looked, self.looked_at = perf_counter(), self.done
-        self.report(Report(self.done, self.total, epoch, self.outcome.loss))
+        self.report(Report(self.done, self.total, self.epoch, self.outcome.loss))
 
     def _traced(self, batches: list[Tensor]) -> tuple[int, int]:
         """The first and last step whose bytes are counted: after the warm-up, before a save, whole batches only."""
