@@ -98,3 +98,18 @@ def test_collecting_nothing_is_harmless() -> None:
     times = Times()
     HostClock(times).collect()
     assert times.all_seconds == []
+
+
+def test_a_forgotten_step_leaves_those_before_it() -> None:
+    times = Times()
+    clock = HostClock(times)
+    for _ in range(2):
+        clock.start()
+        clock.lap("forward")
+    clock.start()
+    clock.lap("load")
+    clock.lap("forward")
+    clock.forget()
+    clock.collect()
+    assert len(times.all_seconds) == 2
+    assert list(times.phases) == ["forward"]

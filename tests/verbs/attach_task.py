@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import scalewise
 from scalewise.session.worker import Worker
+
+EVALUATION_SECONDS = 1.0
 
 
 def watched(_: Worker, steps: int, accumulate: int) -> tuple[dict[str, Any], str]:
@@ -24,3 +27,23 @@ def watched(_: Worker, steps: int, accumulate: int) -> tuple[dict[str, Any], str
     document, text = attachment.to_json(), str(attachment)
     attachment.detach()
     return document, text
+
+
+def watched_between_evaluations(_: Worker, epochs: int, steps: int) -> tuple[dict[str, Any], list[float]]:
+    """What is reported, and the seconds of every step that was timed, the warm-up's too."""
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 10)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    attachment = scalewise.attach(model, optimizer, at_exit=False)
+    for _epoch in range(epochs):
+        for _step in range(steps):
+            model(torch.randn(8, 30)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            model(torch.randn(8, 30))
+            time.sleep(EVALUATION_SECONDS)
+            model(torch.randn(8, 30))
+    model(torch.randn(8, 30)).sum().backward()  # and no update
+    document = attachment.to_json()
+    attachment.detach()
+    return document, attachment.times.all_seconds

@@ -9,7 +9,7 @@ from torch import nn
 import scalewise
 from scalewise.collectives import sends, sent_bytes
 from tests.conftest import SessionOf
-from tests.verbs.attach_task import watched
+from tests.verbs.attach_task import EVALUATION_SECONDS, watched, watched_between_evaluations
 
 GRADIENT_BYTES = (300 * 300 + 300 + 300 * 10 + 10) * 4
 
@@ -30,6 +30,28 @@ def test_a_step_with_accumulated_gradients_is_one_step(session_of: SessionOf) ->
     document, _ = session_of(2).run(watched, 10, 3)[0]
     assert document["steps"] == 10
     assert sum(document["phases"].values()) == pytest.approx(document["step_seconds"]["median"])
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (0, "scalewise: no whole training step was seen yet"),
+        (1, "scalewise: 1 training step seen, and the first 5 are warm-up: none was timed yet"),
+        (5, "scalewise: 5 training steps seen, and the first 5 are warm-up: none was timed yet"),
+    ],
+)
+def test_a_script_of_few_steps_is_told_why_there_is_nothing_to_see(
+    steps: int, said: str, session_of: SessionOf
+) -> None:
+    document, text = session_of(2).run(watched, steps, 1)[0]
+    assert (document["steps"], text.split()) == (steps, said.split())
+
+
+def test_evaluations_and_a_step_without_an_update_are_no_steps(session_of: SessionOf) -> None:
+    document, seconds = session_of(2).run(watched_between_evaluations, 2, 6)[0]
+    assert document["steps"] == len(seconds) == 12
+    assert document["step_seconds"]["n"] == 7
+    assert max(seconds) < EVALUATION_SECONDS
 
 
 def test_only_a_ddp_model_can_be_watched() -> None:

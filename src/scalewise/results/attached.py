@@ -13,6 +13,8 @@ from scalewise.results.printable import Printable
 from scalewise.results.statistics import Interval
 from scalewise.results.units import bytes_text
 
+WARM_UP_STEPS = 5
+
 
 @dataclass(frozen=True)
 class StepReport(Printable):
@@ -30,8 +32,11 @@ class StepReport(Printable):
         return asdict(self)
 
     def __rich__(self) -> RenderableType:
-        if not self.phases:
+        if self.steps == 0:
             return Text("scalewise: no whole training step was seen yet")
+        if not self.phases:
+            seen = f"{self.steps} training step{'s' * (self.steps > 1)} seen"
+            return Text(f"scalewise: {seen}, and the first {WARM_UP_STEPS} are warm-up: none was timed yet")
         waiting = self.phases.get("reduce", 0.0) / sum(self.phases.values())
         sent = "" if self.sent_bytes_per_step is None else f", {bytes_text(self.sent_bytes_per_step)} sent per step"
         return Group(

@@ -26,12 +26,14 @@ class Clock(Protocol):
 
     `note` remembers a moment inside a phase; `lap(phase, noted=True)` says that the phase ended at the last one noted.
     `close` says that no step follows for now; one that was started and did not go on is forgotten.
+    `forget` says that the one that was started is none, however far it went.
     """
 
     def start(self) -> None: ...
     def lap(self, phase: str, *, noted: bool = False) -> None: ...
     def note(self) -> None: ...
     def close(self) -> None: ...
+    def forget(self) -> None: ...
     def collect(self) -> None: ...
 
 
@@ -128,6 +130,10 @@ class HostClock:
         if self.marks and self.marks[-1][0] == "":
             self.marks.pop()
 
+    def forget(self) -> None:
+        while self.marks and self.marks.pop()[0] != "":
+            pass
+
     def collect(self) -> None:
         """Turn the marks into steps; a step ends at its last mark."""
         starts = [position for position, (phase, _) in enumerate(self.marks) if phase == ""]
@@ -178,10 +184,16 @@ class EventClock:
         if self.went_on:
             self.ends.setdefault(len(self.starts) - 1, _event())
         else:
-            unused = self.starts.pop()
-            self.sampled.pop(len(self.starts), None)
-            self.ends.setdefault(len(self.starts) - 1, unused)
-            self.went_on = True
+            self.forget()
+
+    def forget(self) -> None:
+        if not self.starts:
+            return
+        unused = self.starts.pop()
+        self.sampled.pop(len(self.starts), None)
+        self.ends.setdefault(len(self.starts) - 1, unused)
+        self.current = None
+        self.went_on = True
 
     def wants(self, events: list[tuple[str, torch.cuda.Event]]) -> bool:
         """Whether to replay the twin of a graph that records `events`: their times are read once per collection."""

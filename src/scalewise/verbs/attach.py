@@ -14,13 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalewise.errors import UserError
 from scalewise.phases import shared_out
-from scalewise.results.attached import StepReport
+from scalewise.results.attached import WARM_UP_STEPS, StepReport
 from scalewise.results.printable import Printable
 from scalewise.results.statistics import interval_of
 from scalewise.step.clock import Times, make_clock
 from scalewise.tracing import sockets
-
-WARM_UP_STEPS = 5
 
 
 def attach(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, *, at_exit: bool = True) -> Attachment:
@@ -42,6 +40,8 @@ class Attachment(Printable):
     optimizer ends | load | forward | loss | backward | reduce | update | optimizer ends
                            pre-hook  hook   output's    last      pre-hook  post-hook
                                             gradient    gradient
+
+    A step begins with a forward that keeps what backward needs; others are an evaluation, and no part of any step.
     """
 
     def __init__(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
@@ -50,7 +50,7 @@ class Attachment(Printable):
         self.gradient_bytes = sum(parameter.nbytes for parameter in parameters)
         self.times = Times(warm_up=WARM_UP_STEPS)
         self.clock = make_clock(parameters[0].device, self.times)
-        self.started = self.in_backward = False
+        self.started = self.under_way = self.in_backward = False
         self.steps = 0
         self.counted_from = 0
         self.counters: sockets.Counters | None = None
@@ -70,10 +70,8 @@ class Attachment(Printable):
         atexit.unregister(self.print)
 
     def report(self) -> StepReport:
-        """What was seen so far."""
-        if self.started and not self.in_backward:
-            self.clock.close()
-            self.started = False
+        """What was seen so far; a step that is under way is not seen whole."""
+        self._forget_step()
         self.clock.collect()
         sent = None
         if self.counters is not None and self.steps > self.counted_from:
@@ -101,37 +99,50 @@ class Attachment(Printable):
     def __rich__(self) -> RenderableType:
         return self.report().__rich__()
 
+    def _forget_step(self) -> None:
+        if self.started:
+            self.clock.forget()
+        self.started = self.under_way = self.in_backward = False
+
     def _forward_begins(self, *_: object) -> None:
+        if not torch.is_grad_enabled():
+            if not self.under_way:  # else the next step would have loaded for as long as the evaluation took
+                self._forget_step()
+            return
         if not self.started:
             self.clock.start()
             self.started = True
         # With gradient accumulation another forward follows the last backward.
         self.clock.lap("backward" if self.in_backward else "load")
-        self.in_backward = False
+        self.in_backward, self.under_way = False, True
 
     def _forward_ends(self, _model: object, _inputs: object, outputs: object) -> None:
+        if not torch.is_grad_enabled() or not self.under_way:
+            return
         self.clock.lap("forward")
         if isinstance(outputs, Tensor) and outputs.requires_grad:
             outputs.register_hook(self._backward_begins)
 
     def _backward_begins(self, _gradient: Tensor) -> None:
-        self.clock.lap("loss")
-        self.in_backward = True
+        if self.under_way:
+            self.clock.lap("loss")
+            self.in_backward = True
 
     def _gradient(self, _parameter: Tensor) -> None:
-        self.in_backward = True
-        self.clock.note()
+        if self.under_way:
+            self.in_backward = True
+            self.clock.note()
 
     def _update_begins(self, *_: object) -> None:
-        if self.started:
+        if self.under_way:
             self.clock.lap("backward", noted=True)
             self.clock.lap("reduce")
 
     def _update_ends(self, *_: object) -> None:
-        if not self.started:
+        if not self.under_way:
             return
         self.clock.lap("update")
-        self.in_backward = False
+        self.in_backward = self.under_way = False
         self.steps += 1
         if self.steps == WARM_UP_STEPS and dist.get_backend() == "gloo" and sockets.available():
             self.counters, self.counted_from = sockets.snapshot(), self.steps
