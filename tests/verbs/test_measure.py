@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from scalewise.results.measured import MeasureResult
 from scalewise.results.measurement import Measurement
 from scalewise.results.store import Store
 from scalewise.session import hosts
+from tests import tiny_broken
 from tests.command import ROOT
 from tests.verbs import killed_sweep
 
@@ -128,6 +130,61 @@ def test_a_folder_in_use_is_not_gone_on_with_unasked(swept: MeasureResult) -> No
 def test_cells_of_one_folder_are_comparable(swept: MeasureResult, changed: dict[str, Any], said: str) -> None:
     with pytest.raises(scalewise.UserError, match=said):
         measure("tests.tiny:float32", swept.folder, resume=True, **changed)
+
+
+BROKEN: dict[str, Any] = {
+    "strategy": ["single", "mirrored"],
+    "batch": [4],
+    "samples": 16,
+    "input_shape": "6",
+    "classes": 3,
+}
+
+
+def test_a_model_that_comes_to_harm_before_its_first_step_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
+    names = [f"tests.tiny_broken:{each}" for each in ("raises", "too_large", "healthy")]
+    result = measure(names, tmp_path, **BROKEN, devices=[1])
+    found = {key[:2]: each for key, each in by_cell(result.measurements).items()}
+    assert {key: each.status for key, each in found.items()} == {
+        (name, strategy): status
+        for name, status in (("raises", "failed"), ("too_large", "oom"), ("healthy", "ok"))
+        for strategy in ("single", "mirrored")
+    }
+    where = re.escape(str(Path(tiny_broken.__file__)))
+    assert re.fullmatch(rf"{where}:\d+: ValueError: a bug in forward", found["raises", "single"].reason or "")
+    assert re.fullmatch(
+        r"tests\.tiny_broken:too_large ran out of memory: tried to allocate .* MB more; even before its first step",
+        found["too_large", "mirrored"].reason or "",
+    )
+    assert len(Store.read(tmp_path)) == 6
+
+
+def test_a_model_that_was_mended_is_measured_on_resuming(tmp_path: Path) -> None:
+    file = tmp_path / "mended.py"
+    asked: dict[str, Any] = {**BROKEN, "strategy": "single"}
+    file.write_text("from tests.tiny_broken import raises as model\n")
+    [failed] = measure(f"{file}:model", tmp_path, **asked).measurements
+    assert failed.status == "failed"
+    file.write_text("from tests.tiny_broken import healthy as model\n")
+    [mended] = measure(f"{file}:model", tmp_path, **asked, resume=True).measurements
+    assert (mended.status, mended.identity) == ("ok", failed.identity)
+    assert [each.status for each in Store.read(tmp_path)] == ["ok"]
+
+
+def test_data_that_cannot_be_had_fails_its_cells(tmp_path: Path) -> None:
+    [cell] = measure("tests.tiny_broken:without_data", tmp_path, strategy="single", batch=[4]).measurements
+    assert (cell.status, cell.optimizer) == ("failed", "momentum")
+    assert re.fullmatch(
+        r"tests\.tiny_broken:without_data failed at .*, line \d+: FileNotFoundError: no such file: clips\.zip",
+        cell.reason or "",
+    )
+
+
+@pytest.mark.parametrize("name", ["tests.tiny_broken:nothing", "tests.nowhere:model", "nowhere.at.all:model"])
+def test_a_name_that_there_is_not_ends_the_sweep_before_it_begins(name: str, tmp_path: Path) -> None:
+    with pytest.raises(scalewise.UserError):
+        measure(["tests.tiny:float32", name], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_paper_and_quick_lie_in_one_folder(tmp_path: Path) -> None:

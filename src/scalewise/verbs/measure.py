@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from scalewise.measuring.cell import Cell
 from scalewise.measuring.grid import Axes, Point, grid
 from scalewise.measuring.stopping import Goal
 from scalewise.results.measured import MeasureResult
-from scalewise.results.measurement import NO_GRAPH, Measurement, Protocol
+from scalewise.results.measurement import NO_GRAPH, Measurement, Protocol, Status
 from scalewise.results.store import Store
 from scalewise.session.devices import settle
 from scalewise.session.hosts import parse_link
@@ -29,10 +29,10 @@ from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy
 from scalewise.training.request import Request
 from scalewise.verbs.sessions import Sessions
-from scalewise.verbs.surroundings import check_same, surroundings
+from scalewise.verbs.subject import Subject, subject_of
+from scalewise.verbs.surroundings import check_same
 from scalewise.verbs.sweep import Progress, Sweep
 from scalewise.verbs.trial import Task
-from scalewise.workloads.resolve import resolve
 
 DEFAULT_STRATEGIES, DEFAULT_DEVICES, DEFAULT_BATCH = ("single", "mirrored"), (1, 2), (10, 50, 100)
 PAPER_EPOCHS = 20
@@ -116,10 +116,12 @@ def measure(
                 "another folder with --out"
             )
         subjects = {
-            name: _subject(store, name, settings, request, conditions, protocol)
+            name: _subject(store, name, request(name, Single(), settings), conditions, protocol)
             for name in dict.fromkeys(axes.workloads)
         }
-        tasks = [_task(point, subjects[point.workload], protocol, settings, request, placement) for point in grid(axes)]
+        tasks = [
+            _task(point, *subjects[point.workload], protocol, settings, request, placement) for point in grid(axes)
+        ]
         known = {each.identity: each for each in store.measurements if each.status in FINISHED}
         left = [task for task in tasks if _known(task.cell, known, execution) is None]
         with Sessions() as sessions:
@@ -134,16 +136,6 @@ def measure(
         found = {each.identity: each for each in store.measurements}
     measurements = [each for task in tasks if (each := _known(task.cell, found, execution))]
     return MeasureResult(Path(out), measurements, len(tasks) - len(left), sweep.not_begun)
-
-
-@dataclass(frozen=True)
-class _Subject:
-    """What is known of a workload before any cell is run."""
-
-    samples: int
-    source: str
-    optimizer: str
-    environment: str
 
 
 def _check(
@@ -178,27 +170,21 @@ def _settled_kind(device_kind: str, axes: Axes) -> str:
 
 
 def _subject(
-    store: Store,
-    name: str,
-    settings: Settings,
-    request: Callable[..., Request],
-    conditions: dict[str, Any],
-    protocol: Protocol,
-) -> _Subject:
-    asked = request(name, Single(), settings)
-    workload = resolve(name, asked.input_shape, asked.classes)
-    data = workload.data(asked.data)
-    here = surroundings(data.source, len(data), conditions)
+    store: Store, name: str, asked: Request, conditions: dict[str, Any], protocol: Protocol
+) -> tuple[Subject, str]:
+    """With the id of its environment, which is refused where it is not that of the cells before."""
+    subject = subject_of(name, asked, conditions)
     known = Store.environments(store.folder)
     for before in store.measurements:
         if before.workload == name and before.protocol == protocol:
-            check_same(store.folder, known[before.environment], here)
-    return _Subject(len(data), data.source, settings.optimizer or workload.optimizer, store.add_environment(here))
+            check_same(store.folder, known[before.environment], subject.environment)
+    return subject, store.add_environment(subject.environment)
 
 
 def _task(
     point: Point,
-    subject: _Subject,
+    subject: Subject,
+    environment: str,
     protocol: Protocol,
     settings: Settings,
     request: Callable[..., Request],
@@ -223,6 +209,9 @@ def _task(
     def asked(steps: int | None) -> Request:
         return request(point.workload, point.strategy, own if steps is None else replace(own, epochs=None, steps=steps))
 
+    if trouble := subject.trouble:
+        status: Status = "oom" if trouble.kind == "oom" else "failed"
+        return Task(cell, placement(), asked, subject.samples, environment, trouble.sentence, status)
     try:
         own.check_fits(subject.samples, subject.source)
         place = placement(
@@ -230,8 +219,8 @@ def _task(
         )
         settle(place)
     except UserError as error:
-        return Task(cell, placement(), asked, subject.samples, subject.environment, str(error))
-    return Task(cell, place, asked, subject.samples, subject.environment)
+        return Task(cell, placement(), asked, subject.samples, environment, str(error))
+    return Task(cell, place, asked, subject.samples, environment)
 
 
 def expected_execution(strategy: Strategy, device_kind: str, optimizer: str, settings: Settings) -> str:

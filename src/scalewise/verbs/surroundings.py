@@ -20,7 +20,7 @@ VARIES = "memory_bytes"
 """By a few pages from one start of a machine to the next."""
 
 
-def surroundings(data: str, samples: int, conditions: Mapping[str, Any]) -> Environment:
+def surroundings(data: str, samples: int | None, conditions: Mapping[str, Any]) -> Environment:
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     versions = {
         "scalewise": __version__,
@@ -46,10 +46,14 @@ def surroundings(data: str, samples: int, conditions: Mapping[str, Any]) -> Envi
 
 
 def check_same(folder: object, before: Environment, now: Environment) -> None:
-    """A UserError where cells of one folder would not be comparable: another machine, other data, other conditions."""
+    """A UserError where cells of one folder would not be comparable: another machine, other data, other conditions.
+
+    Where a model failed before its data was known, there is none to differ.
+    """
+    both_known = before.samples_per_epoch is not None and now.samples_per_epoch is not None
     for what, old, new in (
         ("hardware", _steady(before.hardware), _steady(now.hardware)),
-        ("data", _data(before), _data(now)),
+        ("data", _data(before) if both_known else {}, _data(now) if both_known else {}),
         ("conditions", before.conditions, now.conditions),
     ):
         for key in {**old, **new}:

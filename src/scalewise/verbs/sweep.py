@@ -81,7 +81,7 @@ class Sweep:
     def go(self) -> None:
         for task in self.impossible:
             trial = Trial(task)
-            self._record(trial, trial.without("skipped", task.obstacle or ""))
+            self._record(trial, trial.without(task.without_a_run, task.obstacle or ""))
         while (self.waiting or self.window or self.pending) and perf_counter() < self.deadline:
             while self.waiting and len(self.window) < self._room():
                 self.window.append(Trial(self.waiting.popleft()))

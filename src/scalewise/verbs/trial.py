@@ -28,6 +28,8 @@ class Task:
     environment: str
     obstacle: str | None = None
     """Why it cannot be run here at all."""
+    without_a_run: Status = "skipped"
+    """What it then is."""
 
 
 @dataclass
