@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +29,16 @@ def small_unet() -> Workload:
 
 def batch_norm_unet() -> Workload:
     return replace(small_unet(), model=lambda: unet(2, 2, batch_norm=True).double())
+
+
+def batch_norm() -> Workload:
+    """Over single numbers: of one sample there is nothing to normalise."""
+
+    def model() -> nn.Module:
+        hidden = [layer for _ in range(2) for layer in (nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh())]
+        return nn.Sequential(*hidden, nn.Linear(6, 3)).double()
+
+    return replace(float64(), model=model)
 
 
 def _doubled(request: DataRequest) -> Data:
@@ -67,6 +78,19 @@ class Skipping(nn.Module):
 
 def skipping() -> Workload:
     return replace(float64(), model=lambda: Skipping().double())
+
+
+def in_place() -> Workload:
+    """Activations that overwrite what they are given, and twice would be once too often."""
+    sizes = (6, 5, 5, 5, 3)
+
+    def model() -> nn.Module:
+        layers: list[nn.Module] = []
+        for taken, given in itertools.pairwise(sizes):
+            layers += [nn.Linear(taken, given), nn.LeakyReLU(0.3, inplace=True)]
+        return nn.Sequential(*layers[:-1]).double()
+
+    return replace(float64(), model=model)
 
 
 class Branches(nn.Module):

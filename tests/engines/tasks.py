@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from scalewise.engines.engine import Job, Place
 from scalewise.engines.pipeline import build
 from scalewise.engines.pipeline_stage import HostStage, TimedStage
 from scalewise.engines.registry import ENGINES
+from scalewise.session.failure import from_exception
 from scalewise.session.worker import Worker
 from scalewise.step.clock import HostClock, Times
 from scalewise.training.request import Request
@@ -57,6 +59,22 @@ def train_through_host(worker: Worker, request: Request) -> int:
     finally:
         pipelined.TimedStage, pipelined.HostStage = TimedStage, HostStage  # type: ignore[attr-defined]
     return sum(len(stage.staging.buffers) for stage in made)
+
+
+def failure_of(worker: Worker, request: Request) -> tuple[str, list[str]]:
+    """What is said of it, and what torch's schedules log of it."""
+    logger = logging.getLogger("torch.distributed.pipelining.schedules")
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        train_task(worker, request)
+    except Exception as error:  # whatever the test makes it fail of
+        return from_exception(worker.rank, error).sentence, logged
+    finally:
+        logger.removeHandler(handler)
+    return "", logged
 
 
 def samples_at_a_time(worker: Worker, request: Request) -> int | None:

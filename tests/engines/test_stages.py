@@ -24,7 +24,7 @@ from scalewise.training.task import train_task
 from scalewise.verbs.outcomes import bytes_per_step
 from scalewise.workloads.footprint import footprint_of
 from tests.conftest import DEVICE_KIND, SessionOf
-from tests.engines.tasks import samples_at_a_time, train_through_host, worked_on
+from tests.engines.tasks import failure_of, samples_at_a_time, train_through_host, worked_on
 
 pytestmark = pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
 HERE = torch.device("cpu" if DEVICE_KIND == "cpu" else "cuda")
@@ -71,6 +71,11 @@ def assert_alike(found: Path, expected: Path) -> None:
         ("tied_unchained", "layers:cut=head", 2),
         ("dictionaries", "layers", 2),
         ("batch_norm_unet", "layers:balance=measured", 2),
+        ("in_place", "layers:cut=1", 2),
+        ("in_place", "pipeline:cut=1+3", 3),
+        ("in_place", "pipeline:schedule=interleaved,cut=1+3+5", 2),
+        ("in_place", "pipeline:schedule=gpipe,checkpoint,cut=3", 2),
+        ("in_place", "tensor", 2),
     ],
 )
 def test_weights_and_state_equal_single_device_training(
@@ -180,3 +185,15 @@ def test_torch_works_in_the_planned_order(kind: Kind, count: int, session_of: Se
         for works in schedule_of(kind, 2, request.strategy.stages_each, count)  # type: ignore[attr-defined]
     ]
     assert session_of(2).run(worked_on, request) == expected
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_a_stage_that_fails_says_of_what_and_torch_logs_no_schedule(schedule: str, session_of: SessionOf) -> None:
+    request = request_for("batch_norm", f"pipeline:schedule={schedule},microbatches=1", None)
+    settings = replace(request.settings, batch=1)
+    [(sentence, logged)] = session_of(1).run(failure_of, replace(request, settings=settings))
+    assert sentence == (
+        "rank 0 failed: ValueError: Expected more than 1 value per channel when training, got input size "
+        "torch.Size([1, 6])"
+    )
+    assert logged == []

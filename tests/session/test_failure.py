@@ -101,6 +101,33 @@ def test_memory_that_ran_out_inside_a_library_is_what_went_wrong() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "wrapper", ["\n  [Stage 1] failed to run forward:\n  args: shapes", "Failed to run stage backward:"]
+)
+@pytest.mark.parametrize(
+    ("inside", "kind", "sentence"),
+    [
+        (ValueError("no such word\n as"), "error", "rank 1 failed: ValueError: no such word"),
+        (UserError("the model must be fed"), "user", "the model must be fed"),
+        (RuntimeError(GLOO + "pair.cc:547] Connection closed by peer"), "lost", None),
+    ],
+)
+def test_what_a_pipelines_stage_failed_of_is_said(
+    wrapper: str, inside: Exception, kind: Kind, sentence: str | None
+) -> None:
+    error = RuntimeError(wrapper)
+    error.__cause__ = inside
+    failure = from_exception(1, error)
+    assert (failure.kind, failure.sentence) == (kind, sentence or f"rank 1 failed: RuntimeError: {inside}")
+    assert wrapper in failure.details
+
+
+def test_other_errors_are_not_taken_for_what_they_were_raised_from() -> None:
+    error = RuntimeError("the batch has no labels")
+    error.__cause__ = KeyError("labels")
+    assert from_exception(1, error).sentence == "rank 1 failed: RuntimeError: the batch has no labels"
+
+
 def test_a_capped_cpu_device_is_told_of_strategies_that_need_less_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEWISE_MEMORY_LIMIT_GB", "0.5")
     error = RuntimeError(

@@ -60,11 +60,12 @@ class _Copy(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of every part's tensor, to all; its gradient is every part's."""
+    """The sum of every part's tensor, to all; its gradient is every part's. No view: a layer that works in place may
+    follow."""
 
     @staticmethod
     def forward(_: Any, tensor: Tensor, sums: Sums) -> Tensor:
-        return sums.add(tensor, "forward")
+        return sums.add(tensor, "forward").detach()
 
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:

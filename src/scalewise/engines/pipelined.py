@@ -6,6 +6,7 @@ rank 1  idle           forward  loss  backward  forward  loss  backward  update
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from inspect import signature
 from typing import Any
@@ -46,6 +47,8 @@ class PipelineEngine(HoldsStages):
         self.loss = WeightedLoss(job, self.size)
         stages = [self._torch_stage(number) for number in self.stages]
         options: dict[str, Any] = {"loss_fn": self.loss, "scale_grads": False}
+        # What fails is raised as well, and said in one sentence; torch logs all of its schedule.
+        logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
         self.schedule: Any
         if strategy.schedule == "interleaved":
             self.schedule = ScheduleInterleaved1F1B(stages, self.count, **options)  # type: ignore[arg-type]

@@ -32,6 +32,8 @@ class Stage(nn.Module):
         self.modules_in_a_row = nn.ModuleList(part.module for part in parts)
         self.before, self.behind = before, behind
         self.device, self.precision, self.recompute = device, precision, recompute
+        self.overwrites: bool | None = None
+        """Whether it begins with what works in place; found out where that matters."""
         self.to(device)
 
     def held(self) -> dict[str, Tensor]:
@@ -47,12 +49,26 @@ class Stage(nn.Module):
         tensors = tuple(contiguous_back(each) if each.requires_grad else each for each in tensors)
         with autocast(self.precision, self.device):
             value = self.before.unpack(tensors) if self.before else tensors[0]
-            value = checkpoint(self._run, value, use_reentrant=False) if self.recompute else self._run(value)
+            value = self._run_twice(value) if self.recompute and torch.is_grad_enabled() else self._run(value)
         outputs = (value,) if isinstance(value, Tensor) else tuple(value)
         # Under bf16 a stage may compute in another type than the one that is planned to cross the cut.
         return tuple(
             each.to(passed.dtype).contiguous() for each, passed in zip(outputs, self.behind.tensors, strict=True)
         )
+
+    def _run_twice(self, value: Any) -> Any:
+        """For backward once more, from what the stage was given: where that is overwritten, from copies of it."""
+        if self.overwrites is False:
+            return checkpoint(self._run, value, use_reentrant=False)
+        return checkpoint(self._run_on_copies, value, use_reentrant=False)
+
+    def _run_on_copies(self, value: Any) -> Any:
+        copies = value.clone() if isinstance(value, Tensor) else tuple(each.clone() for each in value)
+        given = (copies,) if isinstance(copies, Tensor) else copies
+        versions = [each._version for each in given]
+        result = self._run(copies)
+        self.overwrites = versions != [each._version for each in given]
+        return result
 
     def _run(self, value: Any) -> Any:
         for module in self.modules_in_a_row:
@@ -61,11 +77,11 @@ class Stage(nn.Module):
 
 
 class _ContiguousBack(torch.autograd.Function):
-    """The same forward; backward in one piece of memory."""
+    """The same forward, and no view, for a stage may begin in place; backward in one piece of memory."""
 
     @staticmethod
     def forward(context: Any, tensor: Tensor) -> Tensor:  # noqa: ARG004
-        return tensor.view_as(tensor)
+        return tensor.detach()
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004

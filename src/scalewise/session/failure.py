@@ -43,6 +43,7 @@ IN_PARTS_ALREADY = {"pipeline", "data-parallel"}
 """Strategies that take no --accumulate."""
 WEIGHTS_DO_NOT_FIT = "the model's weights do not fit"
 _MODULE_FILE = torch.nn.modules.module.__file__
+_OF_A_STAGE = ("failed to run forward:", "Failed to run stage backward")
 _MEMORY_WORDS = ("defaultcpuallocator: can't allocate memory", "not enough memory")
 
 
@@ -176,15 +177,18 @@ def _where(error: BaseException) -> str:
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """What ran out of memory, where a library wraps that in an error of its own, as torch's pipelines do."""
+    """What ran out of memory, where a library wraps that in an error of its own; of torch's pipelines, what went wrong
+    inside: they say which stage failed, and not how."""
     cause: BaseException | None = error
-    while cause is not None:
-        if _kind_of(cause) == "oom":
-            if cause is not error:
-                cause.strategy = getattr(error, "strategy", "")  # type: ignore[attr-defined]
-            return cause
+    while cause is not None and _kind_of(cause) != "oom":
         cause = cause.__cause__
-    return error
+    if cause is None:
+        cause = error
+        while cause.__cause__ and any(words in str(cause) for words in _OF_A_STAGE):
+            cause = cause.__cause__
+    if cause is not error:
+        cause.strategy = getattr(error, "strategy", "")  # type: ignore[attr-defined]
+    return cause
 
 
 def _kind_of(error: BaseException) -> Kind:
