@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import count
 from time import perf_counter
 
 import pytest
 
-from scalewise.step.clock import SAMPLED_STEPS, TRACED_STEPS, HostClock, Times
+from scalewise.step.clock import SAMPLED_STEPS, TRACED_STEPS, EventClock, HostClock, Times
 
 
 def step(start: float, *laps: tuple[str, float]) -> list[tuple[str, float]]:
@@ -113,3 +115,30 @@ def test_a_forgotten_step_leaves_those_before_it() -> None:
     clock.collect()
     assert len(times.all_seconds) == 2
     assert list(times.phases) == ["forward"]
+
+
+def test_a_step_forgotten_by_a_gpus_clock_leaves_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = count()
+    monkeypatch.setattr("scalewise.step.clock._event", lambda: FakeEvent(next(moments)))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    times = Times()
+    clock = EventClock(times)
+    for _ in range(2):
+        clock.start()
+        clock.lap("forward")
+    clock.start()
+    clock.lap("load")
+    clock.lap("forward")
+    clock.forget()
+    clock.collect()
+    assert times.all_seconds == [2.0, 2.0]
+    assert list(times.phases) == ["forward"]
+
+
+@dataclass
+class FakeEvent:
+    seconds: float
+
+    def elapsed_time(self, later: FakeEvent) -> float:
+        """In milliseconds."""
+        return 1e3 * (later.seconds - self.seconds)
