@@ -14,8 +14,8 @@ from scalewise.experiments import stevens
 from scalewise.experiments.stevens import Grid, conclude, devices_here
 from scalewise.experiments.stevens_claims import headline
 from scalewise.findings.series import series_of
+from scalewise.measuring.measured import MeasureResult
 from scalewise.published.measured import stevens_environment, stevens_measurements
-from scalewise.results.measured import MeasureResult
 from scalewise.step.settings import Execution, Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.verbs.measure import expected_execution

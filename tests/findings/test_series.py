@@ -10,8 +10,8 @@ import pytest
 from scalewise.findings.machine import machine_text, place_text, when_text
 from scalewise.findings.series import series_of
 from scalewise.findings.speedup import speedups
+from scalewise.measuring.measured import speedup_of
 from scalewise.results.environment import Environment
-from scalewise.results.measured import speedup_of
 from scalewise.results.measurement import Measurement
 from scalewise.results.statistics import Interval
 from scalewise.results.train import BytesPerStep

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import scalewise
-from scalewise.results.measured import MeasureResult
+from scalewise.measuring.measured import MeasureResult
 from scalewise.results.measurement import Measurement
 from scalewise.results.store import Store
 from scalewise.session import hosts

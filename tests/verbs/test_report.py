@@ -52,11 +52,13 @@ def test_the_published_cells_give_the_studys_charts_and_findings(study: Path) ->
 def test_cells_without_a_time_and_flags_are_told(tmp_path: Path) -> None:
     cells = [
         measured("single", 1, 10, flags=["drift"]),
-        measured("mirrored", 2, 10, status="oom", reason="rank 1: out of memory", step_seconds=None),
+        measured(
+            "mirrored", 2, 10, options={"compress": "fp16"}, status="oom", reason="rank 1: full", step_seconds=None
+        ),
     ]
     result = report(stored(tmp_path, HERE, cells))
     assert result.findings == [
-        "linear, mirrored on 2 at batch 10 is oom: rank 1: out of memory",
+        "linear, mirrored:compress=fp16 on 2 at batch 10 is oom: rank 1: full",
         "1 of 2 cells are flagged 'drift'",
     ]
     assert result.findings[0] in (tmp_path / "findings.md").read_text()

@@ -145,7 +145,7 @@ def sweep_bar(first: str = "") -> Iterator[tuple[Any, Any]]:
     from rich import progress
     from rich.console import Console
 
-    from scalewise.results.measured import cell_line
+    from scalewise.measuring.measured import cell_line
     from scalewise.results.units import seconds_text
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)

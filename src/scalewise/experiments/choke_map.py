@@ -18,8 +18,8 @@ from scalewise.experiments.remarks import load_remarks, not_begun_remarks, rough
 from scalewise.findings.cell import Series
 from scalewise.findings.series import series_of
 from scalewise.findings.speedup import speedups
+from scalewise.measuring.measured import cell_line
 from scalewise.results.experiment import ExperimentResult
-from scalewise.results.measured import cell_line
 from scalewise.results.store import Store
 from scalewise.session.cores import allowed_cores
 from scalewise.spec import parse_spec

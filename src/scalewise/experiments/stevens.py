@@ -22,10 +22,10 @@ from scalewise.figures.gallery import draw_all, draw_all_phases
 from scalewise.findings.cell import Series
 from scalewise.findings.collect import findings_of
 from scalewise.findings.series import series_of
+from scalewise.measuring.measured import cell_line
 from scalewise.published.measured import stevens_environment, stevens_measurements
 from scalewise.published.tables import STEVENS
 from scalewise.results.experiment import ExperimentResult
-from scalewise.results.measured import cell_line
 from scalewise.results.store import Store
 from scalewise.session.cores import allowed_cores
 from scalewise.verbs.measure import measure

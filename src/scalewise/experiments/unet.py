@@ -34,9 +34,9 @@ from scalewise.experiments.unet_words import (
     typical_step,
 )
 from scalewise.findings.machine import machine_text
+from scalewise.measuring.measured import MeasureResult, cell_line
 from scalewise.published.unet import DATA_PARALLEL, SINGLE, SURVEY, SURVEY_EPOCH_SECONDS
 from scalewise.results.experiment import ExperimentResult
-from scalewise.results.measured import MeasureResult, cell_line
 from scalewise.results.measurement import Measurement
 from scalewise.results.store import Store
 from scalewise.results.units import bytes_text, seconds_text

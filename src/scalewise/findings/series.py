@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections import defaultdict
@@ -17,7 +16,7 @@ from scalewise.results.environment import Environment
 from scalewise.results.measurement import Measurement
 from scalewise.results.statistics import Interval
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
-from scalewise.strategies.registry import STRATEGIES
+from scalewise.strategies.written import written
 
 Key = tuple[Any, ...]
 
@@ -90,11 +89,7 @@ def _is_asynchronous(measurement: Measurement) -> bool:
 
 
 def strategy_text(measurement: Measurement) -> str:
-    """'mirrored', or with the options that differ from their defaults: 'parameter-server:servers=2'."""
-    kind = STRATEGIES.get(measurement.strategy)
-    usual = dataclasses.asdict(kind()) if kind else {}  # type: ignore[call-overload]
-    given = [f"{key}={value}" for key, value in measurement.options.items() if usual.get(key) != value]
-    return f"{measurement.strategy}:{','.join(given)}" if given else measurement.strategy
+    return written(measurement.strategy, measurement.options)
 
 
 def _alike(measurement: Measurement, environments: Mapping[str, Environment]) -> Key:

@@ -8,6 +8,7 @@ from typing import Any
 
 from scalewise.results.measurement import Measurement, Protocol, identity_of
 from scalewise.strategies.strategy import Strategy, batch_shares, options_of
+from scalewise.strategies.written import written
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Cell:
         where = f"{self.devices} {self.device_kind} device{'s' if self.devices > 1 else ''}"
         if self.link:
             where += f" on {self.hosts} host{'s' if self.hosts > 1 else ''} at {self.link}"
-        return f"{self.workload}, {self.strategy.name} on {where}, batch {self.batch}"
+        strategy = written(self.strategy.name, options_of(self.strategy))
+        return f"{self.workload}, {strategy} on {where}, batch {self.batch}"
 
     def fields(self) -> dict[str, Any]:
         """The identifying fields of its measurement."""

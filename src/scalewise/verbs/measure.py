@@ -14,8 +14,8 @@ from scalewise.data.data import DataRequest
 from scalewise.errors import RunFailed, UserError
 from scalewise.measuring.cell import Cell
 from scalewise.measuring.grid import Axes, Point, grid
+from scalewise.measuring.measured import MeasureResult
 from scalewise.measuring.stopping import Goal
-from scalewise.results.measured import MeasureResult
 from scalewise.results.measurement import NO_GRAPH, Measurement, Protocol, Status
 from scalewise.results.store import Store
 from scalewise.session.devices import settle

@@ -13,7 +13,7 @@ from scalewise.figures.style import file_name
 from scalewise.findings.cell import Series
 from scalewise.findings.collect import findings_of
 from scalewise.findings.finding import Finding, devices_text, listed
-from scalewise.findings.series import series_of
+from scalewise.findings.series import series_of, strategy_text
 from scalewise.findings.speedup import speedups
 from scalewise.results.experiment import ExperimentResult
 from scalewise.results.measurement import Measurement
@@ -102,7 +102,8 @@ def _range(ratios: Sequence[float]) -> str:
 def remarks_on(measurements: Sequence[Measurement]) -> list[str]:
     """What the reader must know to trust the figures: cells that brought no time, and flags on those that did."""
     remarks = [
-        f"{each.workload}, {each.strategy} on {each.devices} at batch {each.batch} is {each.status}: {each.reason}"
+        f"{each.workload}, {strategy_text(each)} on {each.devices} at batch {each.batch} is {each.status}: "
+        f"{each.reason}"
         for each in measurements
         if each.status != "ok"
     ]

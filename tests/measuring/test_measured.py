@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from scalewise.results.measured import MeasureResult, cell_line, speedup_of
+from scalewise.measuring.measured import MeasureResult, cell_line, speedup_of
 from scalewise.results.measurement import INTERVAL_NOT_REACHED
 from scalewise.results.statistics import Interval
 from tests.results.test_store import cell
 
-TWO = cell(10, epoch_seconds=2.0)
+TWO = cell(10, options={"bucket_MB": None, "compress": "none"}, epoch_seconds=2.0)
 ALONE = replace(TWO, strategy="single", options={}, devices=1, batch_per_device=10, epoch_seconds=3.0)
 MIRRORED_ALONE = replace(ALONE, strategy="mirrored", epoch_seconds=5.0)
 
@@ -61,6 +61,14 @@ def test_the_table_says_what_its_words_mean() -> None:
     assert "wide: the budget was spent before the interval was narrow enough" in text
     assert "failed: rank 1 was killed (signal 9)" in text
     assert "3 cells on cpu devices, in sweep, 1 of them from before; 4 were not begun" in text
+
+
+def test_options_tell_cells_of_one_strategy_apart() -> None:
+    halved = replace(TWO, options={"bucket_MB": None, "compress": "fp16"})
+    assert cell_line(TWO).startswith("linear, mirrored on 2 cpu devices, batch 10: ")
+    assert cell_line(halved).startswith("linear, mirrored:compress=fp16 on 2 cpu devices, batch 10: ")
+    rows = str(MeasureResult(Path("sweep"), [TWO, halved])).splitlines()
+    assert [row.split()[0] for row in rows[2:4]] == ["mirrored:compress=fp16", "mirrored"]
 
 
 def test_a_step_that_was_timed_once_has_no_width() -> None:

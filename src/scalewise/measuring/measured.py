@@ -15,6 +15,7 @@ from scalewise.results.baseline import baseline_of
 from scalewise.results.measurement import DRIFT, INTERVAL_NOT_REACHED, NO_GRAPH, OVERSUBSCRIBED, Measurement
 from scalewise.results.printable import Printable
 from scalewise.results.units import seconds_text
+from scalewise.strategies.written import written
 
 COLUMNS = ("strategy", "devices", "batch", "per device", "step", "width", "epoch", "speed-up", "flags")
 LEFT = ("strategy", "flags")
@@ -89,7 +90,7 @@ def cell_line(each: Measurement) -> str:
     where = f"{each.devices} {each.device_kind} device{'s' if each.devices > 1 else ''}"
     if each.link:
         where += f" on {each.hosts} host{'s' if each.hosts > 1 else ''} at {each.link}"
-    cell = f"{each.workload}, {each.strategy} on {where}, batch {each.batch}"
+    cell = f"{each.workload}, {written(each.strategy, each.options)} on {where}, batch {each.batch}"
     if each.status != "ok" or each.step_seconds is None or each.epoch_seconds is None:
         return f"{cell}: {each.status}: {each.reason}"
     step = f"{seconds_text(each.step_seconds.median)} per step ({each.step_seconds.width_text})"
@@ -121,7 +122,7 @@ def _row(each: Measurement, speedup: float | None) -> list[str]:
     step = each.step_seconds
     where = str(each.devices) + (f" on {each.hosts} x {each.link}" if each.link else "")
     return [
-        each.strategy,
+        written(each.strategy, each.options),
         where,
         str(each.batch),
         str(each.batch_per_device),
