@@ -60,7 +60,7 @@ def test_what_makes_no_sense_under_torchrun_is_refused(given: dict[str, Any], se
     assert sentence in str(refused.value)
 
 
-def test_every_rank_runs_the_task_and_one_prints(tmp_path: Path) -> None:
+def test_every_rank_runs_the_task_and_one_prints_until_one_raises(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*torchrun, "-m", "tests.session.torchrun_script"],
@@ -71,5 +71,7 @@ def test_every_rank_runs_the_task_and_one_prints(tmp_path: Path) -> None:
         check=False,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
+    assert "error rank 1 failed at" in done.stderr
+    assert "ValueError: learning rate is not a number" in done.stderr
     assert json.loads(done.stdout) == [True, 2, [3.0, 3.0], [[0, {"step": 0}], [0, {"step": 1}]]]

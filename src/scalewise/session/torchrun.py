@@ -14,6 +14,7 @@ import torch.distributed as dist
 from scalewise.errors import UserError
 from scalewise.session.answers import OnReport
 from scalewise.session.crew import Crew
+from scalewise.session.failure import from_exception, to_exception
 from scalewise.session.placement import Placement
 from scalewise.session.worker import Worker, join, take_device
 
@@ -50,9 +51,11 @@ class TorchrunSession:
         if self._worker is None:
             raise RuntimeError("this session is not open; use it in a with statement")
         report = (lambda told: on_report(0, told)) if on_report and self.is_main else _unheard
-        result = task(replace(self._worker, report=report), *args)
         results: list[Any] = [None] * self._worker.world
-        dist.all_gather_object(results, result)
+        try:
+            dist.all_gather_object(results, task(replace(self._worker, report=report), *args))
+        except Exception as error:
+            raise to_exception(from_exception(self._worker.rank, error)) from error
         return results
 
     def close(self) -> None:
