@@ -94,6 +94,33 @@ def test_weights_equal_single_device_training(
     torch.testing.assert_close(_weights(spread), weights, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        ("parameter-server:piece_MB=0.5", 2),
+        ("parameter-server:servers=2,piece_MB=0.5", 2),
+        ("parameter-server-async:max_staleness=0,piece_MB=0.5", 2),
+    ],
+)
+@pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
+def test_weights_that_are_read_without_gradient_too_equal_single_device_training(
+    strategy: str, ranks: int, tmp_path: Path, session_of: SessionOf
+) -> None:
+    paths = {name: tmp_path / f"{name}.safetensors" for name in ("alone", "spread")}
+    requests = {
+        name: Request(
+            "tests.tiny_detached:detached",
+            strategy_of(strategy if name == "spread" else "single"),
+            Settings(16, steps=12, checkpoint=path),
+            DataRequest(samples=64),
+        )
+        for name, path in paths.items()
+    }
+    train_on(Place(0, 1, HERE), requests["alone"], lambda _: None)
+    session_of(ranks, requests["spread"].strategy).run(train_task, requests["spread"])
+    torch.testing.assert_close(_weights(paths["spread"]), _weights(paths["alone"]), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("strategy", ["mirrored", "ring", "parameter-server", "central-storage"])
 @pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
 def test_accumulating_in_parts_changes_nothing(strategy: str, tmp_path: Path, session_of: SessionOf) -> None:

@@ -73,6 +73,7 @@ def test_the_default_device_has_room_for_the_gradients_of_all() -> None:
 def test_a_worker_of_servers_keeps_no_optimizer_and_on_a_gpu_no_gradients() -> None:
     assert peak_memory(held("parameter-server"), "adam").optimizer == 0
     assert (held("parameter-server").gradients, held("parameter-server", on_gpu=True).gradients) == ("stay", "leave")
+    assert (held("parameter-server").buffer_bytes, held("parameter-server", on_gpu=True).buffer_bytes) == (124, 0)
 
 
 def test_central_storage_lends_a_layer_and_the_next() -> None:

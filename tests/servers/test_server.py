@@ -68,6 +68,44 @@ def test_a_synchronous_worker_that_is_early_is_not_updated_without_the_others(
     assert serving.result().versions == 1
 
 
+class Through:
+    """A message that has been waited for."""
+
+    def wait(self) -> None: ...
+
+
+def test_new_weights_that_arrive_during_backward_wait_until_it_is_over(store: TCPStore) -> None:
+    """What backward has yet to do may read the old ones, where they were used without gradient too."""
+    sgd = partial(torch.optim.SGD, lr=1.0)
+    one_element_MB = 4e-6
+    pieces = pieces_of(2, 4, 1, one_element_MB)
+    server = Server(0, pieces, torch.ones(2), sgd, max_staleness=0, workers=1)
+    seen: list[float] = []
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            threads.submit(server.serve, store)
+            model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+            client = Client(model, store, 0, servers=1, piece_MB=one_element_MB, timeout_seconds=SECONDS)
+
+            def when_the_last_layer_has_come_back(_: torch.Tensor) -> None:
+                [(piece, arriving)] = client.receiving
+                arriving.wait()
+                client.receiving[0] = (piece, Through())
+                seen.append(model[1].weight.item())  # type: ignore[operator]
+
+            client.begin(1)
+            inside = model[0](torch.tensor([2.0]))
+            inside.register_hook(when_the_last_layer_has_come_back)
+            model[1](inside).backward()
+            client.finish_pushes()
+            client.finish_pulls()
+            client.leave()
+        finally:
+            announce_end(store)
+    assert seen == [1.0]
+    assert [weight.item() for weight in model.parameters()] == [-1.0, -1.0]
+
+
 def _push(store: TCPStore) -> Client:
     """Worker 0 has sent its gradients, and is there as long as this is."""
     model = nn.Linear(1, 1, bias=False)

@@ -72,8 +72,10 @@ def _data_parallel(strategy: Any, rank: int, run: Run, layers: Layers) -> Held:
 
 
 def _served(_: Strategy, __: int, run: Run, layers: Layers) -> Held:
-    """Gradients are gathered for sending where they leave from: on the host."""
-    return Held(layers, _inputs(run), updates=False, gradients="leave" if run.on_gpu else "stay")
+    """Gradients are gathered for sending where they leave from, and weights arrive, on the host."""
+    if run.on_gpu:
+        return Held(layers, _inputs(run), updates=False, gradients="leave")
+    return Held(layers, _inputs(run), updates=False, gradients="stay", buffer_bytes=weights_of(layers))
 
 
 def _central_storage(strategy: Any, _: int, run: Run, layers: Layers) -> Held:

@@ -35,7 +35,8 @@ class Client:
         self.on_gpu = self.weights.is_cuda
         memory: dict[str, Any] = {"device": "cpu", "pin_memory": self.on_gpu}
         self.gradients = torch.empty_like(self.weights, **memory)
-        self.arriving = torch.empty_like(self.weights, **memory) if self.on_gpu else self.weights
+        self.arriving = torch.empty_like(self.weights, **memory)
+        """Not the weights themselves: what backward has yet to do may read those, detached or tied, untold."""
         self.views = views_of(self.gradients, self.parameters)
         self.pieces = pieces_of(self.weights.numel(), self.weights.element_size(), servers, piece_MB)
         self.touched = _overlaps(self.parameters, self.pieces)
@@ -91,9 +92,8 @@ class Client:
         """Returns when the model has the new weights."""
         for piece, work in self.receiving:
             work.wait()
-            if self.on_gpu:
-                run = self._run(piece)
-                self.weights[run].copy_(self.arriving[run], non_blocking=True)
+            run = self._run(piece)
+            self.weights[run].copy_(self.arriving[run], non_blocking=True)
         self.receiving.clear()
         self.acknowledged += 1
 
@@ -148,7 +148,6 @@ class Client:
                 self._count_off(number)
 
     def exchange(self, piece: int) -> None:
-        """The weights come into the place of those that nothing needs any more: backward is past them."""
         run, line = self._run(piece), self._line(piece)
         self.receiving.append((piece, line.receive(self.arriving[run], pull_tag(piece))))
         self.sending.append(line.send(self.gradients[run], push_tag(piece)))
