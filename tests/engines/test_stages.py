@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from scalewise.data.data import DataRequest
 from scalewise.engines.engine import Job, Place
 from scalewise.engines.layers import build
+from scalewise.engines.stages import HoldsStages
 from scalewise.errors import UserError
 from scalewise.step.clock import HostClock, Times
 from scalewise.step.settings import Settings
@@ -30,13 +32,13 @@ pytestmark = pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices
 HERE = torch.device("cpu" if DEVICE_KIND == "cpu" else "cuda")
 
 
-def request_for(kind: str, strategy: str, path: Path | None, steps: int = 4, **more: object) -> Request:
+def request_for(kind: str, strategy: str, path: Path | None, steps: int = 4, batch: int = 5, **more: Any) -> Request:
     """Batches of 5, then one of 2."""
-    settings = Settings(5, None, steps, checkpoint=path, **more)  # type: ignore[arg-type]
+    settings = Settings(batch, None, steps, checkpoint=path, **more)
     return Request(f"tests.tiny_cut:{kind}", strategy_of(strategy), settings, DataRequest(samples=7))
 
 
-def alone(kind: str, path: Path, steps: int = 4, **more: object) -> Outcome:
+def alone(kind: str, path: Path, steps: int = 4, **more: Any) -> Outcome:
     return train_on(Place(0, 1, HERE), request_for(kind, "single", path, steps, **more), lambda _: None)
 
 
@@ -93,6 +95,38 @@ def test_weights_and_state_equal_single_device_training(
     assert sent.traced == pytest.approx(sent.planned, rel=0.01)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_computing_once_more_for_backward_leaves_batch_norms_statistics_alone(
+    schedule: str, tmp_path: Path, session_of: SessionOf
+) -> None:
+    strategy = f"pipeline:schedule={schedule},microbatches=2"
+    session_of(2).run(train_task, request_for("batch_norm", strategy, tmp_path / "kept"))
+    session_of(2).run(train_task, request_for("batch_norm", f"{strategy},checkpoint", tmp_path / "again"))
+    assert_alike(tmp_path / "again", tmp_path / "kept")
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_samples_that_only_pad_leave_batch_norms_statistics_alone(
+    schedule: str, tmp_path: Path, session_of: SessionOf
+) -> None:
+    """A batch of four micro-batches, then one of which only the first has samples."""
+    ten = DataRequest(samples=10)
+    for steps, parts in ((1, 4), (2, 1)):
+        settings = {"accumulate": parts, "resume": steps > 1}
+        request = request_for("batch_norm", "single", tmp_path / "alone", steps, batch=8, **settings)
+        train_on(Place(0, 1, HERE), replace(request, data=ten), lambda _: None)
+    strategy = f"pipeline:schedule={schedule},microbatches=4"
+    request = request_for("batch_norm", strategy, tmp_path / "spread", steps=2, batch=8)
+    session_of(2).run(train_task, replace(request, data=ten))
+    assert_alike(tmp_path / "spread", tmp_path / "alone")
+    assert state(tmp_path / "spread")["model/1.num_batches_tracked"] == 4 + 1
+
+
+def test_a_batch_is_padded_with_all_of_its_samples_in_turn() -> None:
+    assert HoldsStages.padded(torch.tensor([7, 8, 9]), 8).tolist() == [7, 8, 9, 7, 8, 9, 7, 8]
+    assert HoldsStages.padded(torch.tensor([7, 8]), 2).tolist() == [7, 8]
+
+
 @pytest.mark.parametrize(("first", "then"), [("layers", "single"), ("single", "pipeline"), ("pipeline", "layers")])
 def test_a_checkpoint_of_one_strategy_goes_on_under_another(
     first: str, then: str, tmp_path: Path, session_of: SessionOf
@@ -105,6 +139,19 @@ def test_a_checkpoint_of_one_strategy_goes_on_under_another(
         else:
             request = request_for("small_unet", strategy, tmp_path / "spread", steps, resume=resume)
             session_of(2).run(train_task, request)
+    assert_alike(tmp_path / "spread", tmp_path / "alone")
+
+
+@pytest.mark.parametrize(("first", "then"), [(3, 1), (1, 2)])
+def test_a_batch_may_be_computed_in_other_parts_after_a_checkpoint(
+    first: int, then: int, tmp_path: Path, session_of: SessionOf
+) -> None:
+    alone("small_unet", tmp_path / "alone", steps=4)
+    alone("small_unet", tmp_path / "spread", steps=2, accumulate=first)
+    strategy = "pipeline" if then == 1 else "layers"
+    session_of(2).run(
+        train_task, request_for("small_unet", strategy, tmp_path / "spread", accumulate=then, resume=True)
+    )
     assert_alike(tmp_path / "spread", tmp_path / "alone")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
 
@@ -24,11 +25,14 @@ class TimedStage(PipelineStage):
     ) -> None:
         super().__init__(stage, number, count, device, **options)
         self.clock = clock
-        self.computes_on = stage.device
+        self.computes_on, self.stage = stage.device, stage
+        self.real = 0
+        """Micro-batches of this step that have samples; those after them pad it, and are not to be remembered."""
 
-    def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
         self.clock.lap("idle")
-        outputs = super().forward_one_chunk(*arguments, **options)
+        with nullcontext() if fwd_chunk_id < self.real else self.stage.remembering_nothing():
+            outputs = super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
         self.clock.lap("forward")
         return outputs
 

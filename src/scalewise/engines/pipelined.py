@@ -45,7 +45,7 @@ class PipelineEngine(HoldsStages):
             job, line, strategy.cut, self.size, strategy.balance, strategy.stages_each, strategy.checkpoint
         )
         self.loss = WeightedLoss(job, self.size)
-        stages = [self._torch_stage(number) for number in self.stages]
+        self.timed = stages = [self._torch_stage(number) for number in self.stages]
         options: dict[str, Any] = {"loss_fn": self.loss, "scale_grads": False}
         # What fails is raised as well, and said in one sentence; torch logs all of its schedule.
         logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
@@ -71,6 +71,8 @@ class PipelineEngine(HoldsStages):
         if batch:
             self.job.clock.lap("load")
         self.loss.begin(shard)
+        for stage in self.timed:
+            stage.real = -(-len(shard.rows) // self.size) if shard.weight else 0
         inputs = (batch[0],) if self.first and batch else ()
         self.schedule.step(*inputs, target=batch[1] if self.last and batch else None, **self.asked)
         self._reduce()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -35,6 +36,26 @@ class Stage(nn.Module):
         self.overwrites: bool | None = None
         """Whether it begins with what works in place; found out where that matters."""
         self.to(device)
+        self.remembering = [
+            (module, name)
+            for module in self.modules_in_a_row.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        ]
+
+    @contextmanager
+    def remembering_nothing(self) -> Iterator[None]:
+        """Buffers become again what they are now: batch norm's statistics, say."""
+        before = [
+            (module, name, buffer) for module, name in self.remembering if (buffer := module._buffers[name]) is not None
+        ]
+        values = [buffer.clone() for _, _, buffer in before]
+        try:
+            yield
+        finally:
+            for (module, name, buffer), value in zip(before, values, strict=True):
+                buffer.data.copy_(value)  # no new version of it: other micro-batches' backward is yet to come
+                module._buffers[name] = buffer
 
     def held(self) -> dict[str, Tensor]:
         """Parameters and buffers, by their names in the whole model."""
@@ -58,9 +79,10 @@ class Stage(nn.Module):
 
     def _run_twice(self, value: Any) -> Any:
         """For backward once more, from what the stage was given: where that is overwritten, from copies of it."""
-        if self.overwrites is False:
-            return checkpoint(self._run, value, use_reentrant=False)
-        return checkpoint(self._run_on_copies, value, use_reentrant=False)
+        run = self._run if self.overwrites is False else self._run_on_copies
+        return checkpoint(
+            run, value, use_reentrant=False, context_fn=lambda: (nullcontext(), self.remembering_nothing())
+        )
 
     def _run_on_copies(self, value: Any) -> Any:
         copies = value.clone() if isinstance(value, Tensor) else tuple(each.clone() for each in value)

@@ -19,6 +19,8 @@ from scalewise.step.settings import Settings
 from scalewise.workloads.workload import Workload
 
 SCHEMA = 1
+_MAY_DIFFER = {"steps_done", "accumulate"}
+"""A batch has the same gradients in however many parts, and some strategies choose their own."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Progress:
         """The first thing in which the run that wrote the file differs from the one that reads it."""
         for key, mine in asdict(self).items():
             theirs = getattr(other, key)
-            if key != "steps_done" and mine != theirs:
+            if key not in _MAY_DIFFER and mine != theirs:
                 return f"it was written with {key} {mine}, this run has {theirs}"
         return None
 
