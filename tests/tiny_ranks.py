@@ -23,6 +23,10 @@ def raises() -> Workload:
     return _harmed(_raise)
 
 
+def first_killed() -> Workload:
+    return _harmed(lambda: os.kill(os.getpid(), signal.SIGKILL), rank=0)
+
+
 def out_of_memory() -> Workload:
     return _harmed(_run_out_of_memory)
 
@@ -39,15 +43,15 @@ def _run_out_of_memory() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
 
-def _harmed(harm: Callable[[], object]) -> Workload:
-    """Rank 1 comes to harm at its fourth step."""
+def _harmed(harm: Callable[[], object], rank: int = 1) -> Workload:
+    """That rank comes to harm at its fourth step."""
     tiny = float32()
     calls = 0
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
-        if calls == 4 and os.environ["SCALEWISE_RANK"] == "1":
+        if calls == 4 and os.environ["SCALEWISE_RANK"] == str(rank):
             harm()
         return tiny.loss(outputs, targets)
 

@@ -103,6 +103,25 @@ def test_a_worker_that_dies_is_dropped_and_the_others_finish(tmp_path: Path) -> 
     assert pushed_and_pulled < result.bytes_per_step.planned < 3 * pushed_and_pulled  # headers too, of one update
 
 
+def test_what_is_told_of_a_run_whose_first_worker_died_is_of_the_run_and_of_who_is_left() -> None:
+    result = scalewise.train(
+        "tests.tiny_ranks:first_killed",
+        strategy="parameter-server-async",
+        devices=2,
+        device_kind="cpu",
+        batch=4,
+        epochs=100,
+        samples=16,
+    )
+    assert result.updates is not None
+    assert result.memory is not None
+    assert result.updates.by_worker[0] == 3  # it died in its fourth
+    assert result.steps == result.updates.applied == 2 * 4 * 100 - 1
+    assert result.epochs == len(result.epoch_seconds) == 100
+    assert result.phases_rank == 1
+    assert result.memory.planned
+
+
 @pytest.mark.parametrize("options", ["", ":max_staleness=1"])
 def test_an_asynchronous_worker_that_hangs_ends_the_run_and_is_named(options: str) -> None:
     """With a bound the others wait for it, and time out; without one they do the rest of the work."""

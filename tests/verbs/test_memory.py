@@ -6,6 +6,9 @@ import pytest
 
 from scalewise.data.data import DataRequest
 from scalewise.errors import RunFailed
+from scalewise.session.failure import RankFailed
+from scalewise.session.placement import Placement
+from scalewise.session.served import ServedSession
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 from scalewise.training.request import Request
@@ -14,7 +17,7 @@ from scalewise.verbs.memory import Asked, planned_memory, planned_on
 from scalewise.verbs.outcomes import memory_of
 from scalewise.verbs.train import train
 from tests.conftest import SessionOf
-from tests.verbs.memory_task import train_limited
+from tests.verbs.memory_task import serve_unlimited, train_limited
 
 TRANSFORMER, UNET = "transformer:layers=2,width=64,context=64", "unet:size=32"
 HEAVY = "transformer:layers=4,width=256,context=32"
@@ -82,3 +85,12 @@ def test_a_transformer_larger_than_a_device_trains_in_parts_and_not_on_one(
         "device (planned: central-storage "
     ) in sentence
     assert sentence.endswith("GB with --devices 4)")
+
+
+def test_asynchronous_workers_keep_to_the_memory_of_their_device() -> None:
+    request, placement = asked("parameter-server-async"), Placement(1, "cpu", servers=1)
+    with ServedSession(placement, serve_unlimited, independent=True) as session:
+        memory = memory_of(request, placement, session.run(train_limited, request, 8 * LIMIT_GB))
+        assert memory.planned_by_rank == pytest.approx(memory.measured_by_rank, rel=WITHIN)
+        with pytest.raises(RankFailed, match=r"what is to stay on the device takes 0\.077\d* GB"):
+            session.run(train_limited, request, LIMIT_GB)

@@ -20,8 +20,9 @@ from scalewise.servers.meeting import FIRST_STEP
 from scalewise.step.clock import Times, make_clock
 from scalewise.step.feed import Feed
 from scalewise.step.left_out import refuse_unreached
-from scalewise.step.memory import forget_peak_memory
+from scalewise.step.memory import PeakMemory
 from scalewise.step.precision import autocast, set_precision
+from scalewise.step.room import Room
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.tracing import sockets
 from scalewise.training.evaluate import accuracy_of
@@ -32,12 +33,26 @@ from scalewise.training.tickets import InHand, Part, Tickets
 from scalewise.workloads.footprint import footprint_of
 
 WARM_UP = 2
+NEVER_BY_ITSELF = 0
+"""Steps of a worker that is not known to take enough parts for its first ones to be watched, before any is timed."""
 
 
 def train_asynchronously(
     place: Place, request: Request, strategy: ParameterServerAsync, report: Callable[[Report], None]
 ) -> Outcome:
     """Parts of batches are taken from one list by whoever is free: a slow worker takes fewer, a dead one no more."""
+    with Room(place.device, strategy.name) as room, PeakMemory(place.device) as peak:
+        return _train_in(room, peak, place, request, strategy, report)
+
+
+def _train_in(
+    room: Room,
+    peak: PeakMemory,
+    place: Place,
+    request: Request,
+    strategy: ParameterServerAsync,
+    report: Callable[[Report], None],
+) -> Outcome:
     settings = request.settings
     settings.check()
     workload = request.resolved()
@@ -45,10 +60,11 @@ def train_asynchronously(
     settings.check_fits(len(data), data.source)
     set_precision(settings.precision, place.device)
     torch.manual_seed(settings.seed)
-    forget_peak_memory(place.device)
     times = Times()
     job = Job(workload, data, settings, place, make_clock(place.device, times))
-    model, feed, client = join_servers(strategy, job)
+    peak.watch(job.clock, steps=NEVER_BY_ITSELF, anyway=room.limit_bytes is not None)
+    with room.building(peak.look):
+        model, feed, client = join_servers(strategy, job)
     # Not from the checkpoint: by the time a late worker reads it, the servers may have written the next.
     assert place.store is not None
     first = int(place.store.get(FIRST_STEP))
@@ -63,11 +79,12 @@ def train_asynchronously(
         load=feed.kind,
         steps=0,
         resumed_at=first,
+        worker=place.rank,
     )
     times.warm_up = WARM_UP
     outcome.traffic.servers = client.addresses
     before = sockets.snapshot() if sockets.available() else None
-    _work(job, model, feed, client, tickets, beside, outcome, report)
+    _work(job, model, feed, client, tickets, beside, outcome, report, peak)
     if before is not None:
         outcome.traffic.add_lines(sockets.snapshot() - before, len(outcome.updates))
     client.leave()
@@ -76,14 +93,13 @@ def train_asynchronously(
     outcome.steps = len(outcome.updates)
     outcome.acknowledged = client.acknowledged
     outcome.step_seconds, outcome.phases, outcome.spans = times.step_seconds, times.phases, times.spans(place.rank)
-    outcome.peak_memory_bytes = torch.cuda.max_memory_allocated() if place.device.type == "cuda" else None
+    outcome.peak_memory_bytes = peak.read()
     epoch = outcome.updates[-1].epoch if outcome.updates else 0
     got_on = at_intervals(lambda: report(Report(tickets.total, tickets.total, epoch)))
     outcome.footprint = footprint_of(workload, data)
     got_on()
-    if place.rank == 0:
-        outcome.layers = layers_to_plan(job, request, outcome.footprint)
-        got_on()
+    outcome.layers = layers_to_plan(job, request, outcome.footprint)  # on every worker: the first may not live so long
+    got_on()
     if outcome.updates and outcome.updates[-1].ticket == tickets.last:
         predictions = partial(predictions_of, model, feed)
         seen = min(len(data), tickets.total * settings.batch)
@@ -100,6 +116,7 @@ def _work(
     beside: Beside,
     outcome: Outcome,
     report: Callable[[Report], None],
+    peak: PeakMemory,
 ) -> None:
     place, settings, clock = job.place, job.settings, job.clock
     reported = 0.0
@@ -139,6 +156,7 @@ def _work(
         clock.close()  # to take the next part is no step's
         now = perf_counter()
         outcome.updates.append(Update(part.ticket, part.epoch, samples, total, started, now))
+        peak.after_step(len(outcome.updates))
         if now - reported > SECONDS_BETWEEN_REPORTS:
             report(Report(part.step + 1, tickets.total, part.epoch, total))
             reported = now

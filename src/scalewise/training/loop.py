@@ -91,8 +91,10 @@ class Outcome:
     interrupted: bool = False
     resumed_at: int = 0
     updates: list[Update] = field(default_factory=list)
-    """Of an asynchronous worker, as is the next."""
+    """Of an asynchronous worker, as are the next two."""
     acknowledged: int = 0
+    worker: int = 0
+    """Its number: those of workers that died are missing."""
 
 
 def train_on(place: Place, request: Request, report: Callable[[Report], None], *, evaluate: bool = True) -> Outcome:

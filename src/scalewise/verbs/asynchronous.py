@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from scalewise.results.train import Staleness, Updates
 from scalewise.servers.server import Served
+from scalewise.step.settings import Settings, steps_per_epoch
 from scalewise.training.loop import Outcome, Update
 
 
@@ -19,16 +20,17 @@ def in_order(outcomes: list[Outcome]) -> list[Update]:
     return sorted((update for outcome in outcomes for update in outcome.updates), key=lambda update: update.ended)
 
 
-def epoch_seconds(outcomes: list[Outcome]) -> list[float]:
+def epoch_seconds(outcomes: list[Outcome], settings: Settings) -> list[float]:
     """From the first update of an epoch to the first of the next, or to the end; overlapping epochs cannot be cut
-    otherwise. The last epoch counts if its work was all given out."""
+    otherwise. An epoch counts if its work was all given out in this run, also to workers that died with it."""
     updates = in_order(outcomes)
     starts: dict[int, float] = {}
     for update in updates:
         starts[update.epoch] = min(update.started, starts.get(update.epoch, update.started))
     moments = [*(starts[epoch] for epoch in sorted(starts)), max(update.ended for update in updates)]
-    done = {epoch: sum(update.samples for update in updates if update.epoch == epoch) for epoch in starts}
-    whole = [done[epoch] >= outcomes[0].samples for epoch in sorted(starts)]
+    samples, begun = outcomes[0].samples, outcomes[0].resumed_at
+    per_epoch, total = steps_per_epoch(samples, settings.batch), settings.total_steps(samples)
+    whole = [begun <= epoch * per_epoch and (epoch + 1) * per_epoch <= total for epoch in sorted(starts)]
     return [later - earlier for (earlier, later), full in zip(pairwise(moments), whole, strict=True) if full]
 
 

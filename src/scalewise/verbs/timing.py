@@ -75,7 +75,7 @@ def timed_epochs(request: Request, placement: Placement, outcomes: list[Outcome]
     whole = timed(request, placement, outcomes, wall_seconds)
     first, batch = outcomes[0], request.settings.batch
     if any(outcome.updates for outcome in outcomes):
-        epochs = asynchronous.epoch_seconds(outcomes)[1:]
+        epochs = asynchronous.epoch_seconds(outcomes, request.settings)[1:]
         seconds = asynchronous.step_seconds(outcomes)
         share = -(-len(seconds) // max(1, len(epochs)))
         parts = [seconds[start : start + share] for start in range(0, len(seconds), share)]

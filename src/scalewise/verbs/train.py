@@ -210,7 +210,9 @@ def _result(request: Request, run: _Finished) -> TrainResult:
     outcomes, placement, settings = run.outcomes, run.placement, request.settings
     first = outcomes[0]
     alone = any(outcome.updates for outcome in outcomes)  # one that came late may have found nothing left to do
-    epochs = asynchronous.epoch_seconds(outcomes) if alone else slowest([each.epoch_seconds for each in outcomes])
+    epochs = (
+        asynchronous.epoch_seconds(outcomes, settings) if alone else slowest([each.epoch_seconds for each in outcomes])
+    )
     seconds = asynchronous.step_seconds(outcomes) if alone else slowest([each.step_seconds for each in outcomes])
     step = interval_of(seconds)
     pace = pace_of([outcome.phases for outcome in outcomes], step.median if alone else None)
@@ -226,7 +228,7 @@ def _result(request: Request, run: _Finished) -> TrainResult:
         batch=settings.batch,
         batch_per_device=-(-settings.batch // batch_shares(request.strategy, placement.devices)),
         precision=settings.precision,
-        steps=sum(outcome.steps for outcome in outcomes) if alone else first.steps,
+        steps=sum(run.served[0].applied.values()) if alone else first.steps,
         epochs=len(epochs),
         epoch_seconds=epochs,
         step_seconds=step,
@@ -234,7 +236,7 @@ def _result(request: Request, run: _Finished) -> TrainResult:
         loss=asynchronous.last_loss(outcomes, placement.devices) if alone else first.loss,
         accuracy=next((outcome.accuracy for outcome in outcomes if outcome.accuracy is not None), None),
         phases=shared_out(outcomes[pace].phases, step.median),
-        phases_rank=pace,
+        phases_rank=outcomes[pace].worker if alone else pace,
         bytes_per_step=bytes_per_step(request, placement, outcomes),
         parameters=first.parameters,
         execution=first.execution,
@@ -243,7 +245,12 @@ def _result(request: Request, run: _Finished) -> TrainResult:
         memory=memory_of(request, placement, outcomes),
         staleness=asynchronous.staleness(run.served) if alone else None,
         updates=asynchronous.updates(run.served, outcomes, placement.devices) if alone else None,
-        spread=spread_text(request.strategy, placement.devices, settings.batch),
+        spread=spread_text(
+            request.strategy,
+            placement.devices,
+            settings.batch,
+            norms_batches=bool(first.footprint and first.footprint.norms_batches),
+        ),
         notes=notes_on(request, placement, outcomes) + run.lost,
         checkpoint=settings.checkpoint,
         timeline=timeline_of(outcomes),
