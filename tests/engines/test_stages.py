@@ -122,6 +122,16 @@ def test_samples_that_only_pad_leave_batch_norms_statistics_alone(
     assert state(tmp_path / "spread")["model/1.num_batches_tracked"] == 4 + 1
 
 
+@pytest.mark.parametrize(("strategy", "batch"), [("pipeline", 8), ("pipeline:schedule=gpipe", 2), ("pipeline", 2)])
+def test_batch_norm_is_given_more_than_one_sample(strategy: str, batch: int, session_of: SessionOf) -> None:
+    request = replace(request_for("batch_norm", strategy, None, batch=batch), data=DataRequest(samples=8))
+    session = session_of(2)
+    outcomes = session.run(train_task, request)
+    assert all(torch.isfinite(torch.tensor(outcomes[0].losses)))
+    sent = bytes_per_step(request, session.placement, outcomes)
+    assert sent.traced == pytest.approx(sent.planned, rel=0.01)
+
+
 def test_a_batch_is_padded_with_all_of_its_samples_in_turn() -> None:
     assert HoldsStages.padded(torch.tensor([7, 8, 9]), 8).tolist() == [7, 8, 9, 7, 8, 9, 7, 8]
     assert HoldsStages.padded(torch.tensor([7, 8]), 2).tolist() == [7, 8]

@@ -19,6 +19,7 @@ from scalewise.experiments.unet_words import (
     apart,
     as_measured,
     comparison,
+    headline,
     phases_by_rank,
     sweep_words,
     typical_step,
@@ -89,6 +90,12 @@ def test_speedups_stand_beside_the_surveys(result: ExperimentResult) -> None:
     )
     assert result.rows[1][:4] == ["mirrored", "18.976 s, 1.30x", "6.25 s, 1.60x", "80% / 80%"]
     assert result.rows[3][1:3] == ["-", "7 s, 1.43x"]
+
+
+def test_a_headline_without_runs_on_two_devices_says_so() -> None:
+    assert headline("a machine", {"single": ALONE}) == (
+        "Found on a machine: no run on two devices got done; the survey has 1.30x and 1.04x"
+    )
 
 
 def test_every_difference_has_its_reason_in_numbers() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalewise.errors import UserError
-from scalewise.strategies.microbatches import microbatch_size, microbatches_for
+from scalewise.strategies.microbatches import microbatches_for
 from scalewise.strategies.schedules import Kind, schedule_of
 
 
@@ -53,11 +53,30 @@ def test_interleaved_takes_rounds_through_both_of_its_stages() -> None:
 def test_the_batch_is_cut_into_many_parts_and_padded_little(
     batch: int, devices: int, kind: Kind, expected: int
 ) -> None:
-    assert microbatches_for(batch, devices, kind, None) == expected
+    assert microbatches_for(batch, devices, kind, None).number == expected
 
 
 def test_a_batch_that_does_not_divide_is_padded() -> None:
-    assert (microbatch_size(13, 7), microbatch_size(12, 4)) == (2, 3)
+    assert microbatches_for(13, 2, "1f1b", 7) == (7, 2)
+    assert microbatches_for(12, 2, "1f1b", 4) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "devices", "kind", "expected"),
+    [
+        (32, 2, "1f1b", (8, 4)),
+        (8, 2, "1f1b", (4, 2)),
+        (13, 2, "1f1b", (7, 2)),
+        (4, 4, "1f1b", (4, 2)),  # which needs four; two of them only pad
+        (4, 4, "gpipe", (2, 2)),
+        (5, 2, "interleaved", (3, 2)),
+        (1, 2, "gpipe", (1, 1)),
+    ],
+)
+def test_a_model_that_normalises_over_samples_gets_two_at_a_time(
+    batch: int, devices: int, kind: Kind, expected: tuple[int, int]
+) -> None:
+    assert microbatches_for(batch, devices, kind, None, norms_batches=True) == expected
 
 
 @pytest.mark.parametrize(

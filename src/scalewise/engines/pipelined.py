@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from scalewise.engines.engine import Job
@@ -24,9 +24,10 @@ from scalewise.errors import UserError
 from scalewise.step.feed import Batch
 from scalewise.step.precision import autocast
 from scalewise.step.shards import Shard, shards_of
-from scalewise.strategies.microbatches import microbatch_size, microbatches_for
+from scalewise.strategies.microbatches import microbatches_for
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.workloads.chain import Passed
+from scalewise.workloads.footprint import norms_batches
 
 
 class PipelineEngine(HoldsStages):
@@ -38,11 +39,20 @@ class PipelineEngine(HoldsStages):
                 f"pipeline computes a batch in parts already: use pipeline:microbatches={job.settings.accumulate} in "
                 "place of --accumulate"
             )
-        share = -(-job.settings.batch // line.parts)
-        self.count = microbatches_for(share, len(line.ranks), strategy.schedule, strategy.microbatches)
-        self.size = microbatch_size(share, self.count)
+        self.count = self.size = 0
+
+        def samples_for(model: nn.Module) -> int:
+            self.count, self.size = microbatches_for(
+                -(-job.settings.batch // line.parts),
+                len(line.ranks),
+                strategy.schedule,
+                strategy.microbatches,
+                norms_batches=norms_batches(model),
+            )
+            return self.size
+
         super().__init__(
-            job, line, strategy.cut, self.size, strategy.balance, strategy.stages_each, strategy.checkpoint
+            job, line, strategy.cut, samples_for, strategy.balance, strategy.stages_each, strategy.checkpoint
         )
         self.loss = WeightedLoss(job, self.size)
         self.timed = stages = [self._torch_stage(number) for number in self.stages]

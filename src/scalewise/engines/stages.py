@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -40,12 +40,12 @@ class HoldsStages:
         job: Job,
         line: Line,
         cut: str,
-        size: int,
+        samples_for: Callable[[nn.Module], int],
         balance: Balance = "counted",
         stages_each: int = 1,
         recompute: bool = False,
     ) -> None:
-        """`size`: samples that go through at a time."""
+        """`samples_for` a model: how many go through at a time."""
         if job.settings.execution == "graph":
             raise UserError(
                 "--execution graph is not possible: steps between ranks cannot be captured; use eager or auto"
@@ -55,6 +55,7 @@ class HoldsStages:
         model = make_model(job.workload, job.data) if line.parts > 1 else job.workload.model()
         self.parameter_count = sum(parameter.numel() for parameter in model.parameters())
         count = len(line.ranks) * stages_each
+        size = samples_for(model)
         cuttable = cuttable_of(job.workload, job.data, model, count, cut, size)
         self.fixed_batch = cuttable.fixed_batch
         measured = balance == "measured" and count > 1

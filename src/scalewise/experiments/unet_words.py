@@ -150,6 +150,8 @@ def headline(machine: str, ran: Mapping[str, Ran]) -> str:
     how = {DATA_PARALLEL: "data parallel", MODEL_PARALLEL: "model parallel", PIPELINE: "as a pipeline"}
     parts = [f"{speedup(ran, name):.2f}x {words}" for name, words in how.items() if name in ran]
     survey = f"{survey_speedup(DATA_PARALLEL):.2f}x and {survey_speedup(MODEL_PARALLEL):.2f}x"
+    if not parts:
+        return f"Found on {machine}: no run on two devices got done; the survey has {survey}"
     return f"Found on {machine}: two devices train the U-Net {', '.join(parts)}; the survey has {survey}"
 
 

@@ -9,10 +9,9 @@ from typing import Any
 from scalewise.prediction.held import Held, Layers, Run, weights_of
 from scalewise.prediction.part_holdings import held_of_parts
 from scalewise.prediction.shard_holdings import held_of_shards
-from scalewise.prediction.stage_holdings import held_of_layers, held_of_pipeline
+from scalewise.prediction.stage_holdings import held_of_layers, held_of_pipeline, microbatches_of
 from scalewise.strategies.cuts import Cut
 from scalewise.strategies.hybrid import Hybrid
-from scalewise.strategies.microbatches import microbatch_size, microbatches_for
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.strategy import Strategy
 from scalewise.strategies.tensor import Tensor
@@ -107,8 +106,7 @@ def _inputs(run: Run) -> int:
 
 
 def _microbatch(strategy: Any, run: Run) -> int:
-    count = microbatches_for(run.batch, run.devices, strategy.schedule, strategy.microbatches)
-    return microbatch_size(run.batch, count)
+    return microbatches_of(strategy, run).size
 
 
 def _tensor(strategy: Any, rank: int, run: Run, layers: Layers) -> Held:

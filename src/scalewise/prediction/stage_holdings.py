@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from scalewise.plan import Section
 from scalewise.prediction.held import Held, LayerMemory, Layers, Run
-from scalewise.strategies.microbatches import microbatch_size, microbatches_for
+from scalewise.strategies.microbatches import Microbatches, microbatches_for
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.schedules import Work, schedule_of
 from scalewise.strategies.stage_cuts import stage_ranges
@@ -113,7 +113,16 @@ def held_of_layers(cut: str, rank: int, run: Run, layers: Layers) -> Held:
 def held_of_pipeline(strategy: Pipeline, rank: int, run: Run, layers: Layers) -> Held:
     known, stages = run.footprint, run.devices * strategy.stages_each
     ranges = stage_ranges(known.sections, stages, run.batch, strategy.cut, known.room_bytes)
-    count = microbatches_for(run.batch, run.devices, strategy.schedule, strategy.microbatches)
+    count, size = microbatches_of(strategy, run)
     work = schedule_of(strategy.schedule, run.devices, strategy.stages_each, count)[rank]
-    size = microbatch_size(run.batch, count)
     return held_of_stages(rank, run, layers, size, work, ranges, strategy.checkpoint)
+
+
+def microbatches_of(strategy: Pipeline, run: Run) -> Microbatches:
+    return microbatches_for(
+        run.batch,
+        run.devices,
+        strategy.schedule,
+        strategy.microbatches,
+        norms_batches=run.footprint.norms_batches,
+    )

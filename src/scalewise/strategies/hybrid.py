@@ -12,7 +12,7 @@ from scalewise.strategies.alike_groups import AlikeGroups
 from scalewise.strategies.buckets import buckets_of
 from scalewise.strategies.cut_step import Pass, Sum, backward_pass, forward_pass, part_bytes
 from scalewise.strategies.cuts import Cut
-from scalewise.strategies.microbatches import microbatch_size, microbatches_for
+from scalewise.strategies.microbatches import microbatches_for
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.schedules import schedule_of
 from scalewise.strategies.shares import split
@@ -165,9 +165,10 @@ def _stages_plan(footprint: Footprint, groups: AlikeGroups, batch: int) -> Plan:
     builder = PlanBuilder()
     pipeline = Pipeline()
     stages, share = groups.inside, -(-batch // groups.count)
-    count = microbatches_for(share, stages, pipeline.schedule, pipeline.microbatches)
+    count, size = microbatches_for(
+        share, stages, pipeline.schedule, pipeline.microbatches, norms_batches=footprint.norms_batches
+    )
     ranges = stage_ranges(footprint.sections, stages, share, room_bytes=footprint.room_bytes)
-    size = microbatch_size(share, count)
     schedule = schedule_of(pipeline.schedule, stages, 1, count)
     lines = [
         StagesPlan(

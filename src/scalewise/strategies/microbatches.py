@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from scalewise.errors import UserError
 from scalewise.strategies.schedules import Kind
 
@@ -9,23 +11,30 @@ MOST_PER_DEVICE = 4
 """With so many micro-batches per device a fifth of the step is idle; more of them are too small to be quick."""
 
 
-def microbatches_for(batch: int, devices: int, kind: Kind, given: int | None) -> int:
-    """As given, else the most, up to four per device, that pad the batch least."""
+class Microbatches(NamedTuple):
+    """Of a batch; the last ones are padded with samples of no weight."""
+
+    number: int
+    size: int
+    """Samples of each."""
+
+
+def microbatches_for(
+    batch: int, devices: int, kind: Kind, given: int | None, *, norms_batches: bool = False
+) -> Microbatches:
+    """As given, else the most, up to four per device, that pad the batch least; of two samples at least for models that
+    normalise over them."""
     if given is not None:
         _check(given, batch, devices, kind)
-        return given
-    fewest = devices if kind == "1f1b" else 1
+        return Microbatches(given, -(-batch // given))
+    smallest = min(batch, 2) if norms_batches else 1
+    fewest, most = devices if kind == "1f1b" else 1, -(-batch // smallest)
     choices = [
-        count
-        for count in range(max(fewest, min(devices, batch)), max(fewest, min(MOST_PER_DEVICE * devices, batch)) + 1)
+        Microbatches(count, max(smallest, -(-batch // count)))
+        for count in range(max(fewest, min(devices, most)), max(fewest, min(MOST_PER_DEVICE * devices, most)) + 1)
         if kind != "interleaved" or not _rounds_left_over(count, devices)
     ]
-    return min(choices, key=lambda count: (count * microbatch_size(batch, count) - batch, -count))
-
-
-def microbatch_size(batch: int, microbatches: int) -> int:
-    """Samples of each; the last ones are padded with samples of no weight."""
-    return -(-batch // microbatches)
+    return min(choices, key=lambda each: (each.number * each.size - batch, -each.number))
 
 
 def _check(given: int, batch: int, devices: int, kind: Kind) -> None:

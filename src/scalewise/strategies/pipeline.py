@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from scalewise.plan import Footprint, Plan, PlanBuilder
-from scalewise.strategies.microbatches import microbatch_size, microbatches_for
+from scalewise.strategies.microbatches import microbatches_for
 from scalewise.strategies.schedules import Kind, schedule_of
 from scalewise.strategies.stage_cuts import Balance, check_cut, stage_ranges
 from scalewise.strategies.stages_plan import StagesPlan
@@ -47,10 +47,11 @@ class Pipeline:
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
         builder = PlanBuilder()
-        count = microbatches_for(batch, devices, self.schedule, self.microbatches)
+        count, size = microbatches_for(
+            batch, devices, self.schedule, self.microbatches, norms_batches=footprint.norms_batches
+        )
         stages = devices * self.stages_each
         ranges = stage_ranges(footprint.sections, stages, batch, self.cut, footprint.room_bytes)
-        size = microbatch_size(batch, count)
         planned = StagesPlan(
             footprint,
             ranges,

@@ -108,11 +108,11 @@ def _backend(placement: Placement) -> Backend:
     return "nccl" if placement.device_kind == "cuda" else "gloo"
 
 
-def spread_text(strategy: Strategy, devices: int, batch: int) -> str:
+def spread_text(strategy: Strategy, devices: int, batch: int, *, norms_batches: bool = False) -> str:
     """The strategy as it is written on the command line, and the micro-batches that it chose by itself."""
     text = strategy_text(strategy)
     if isinstance(strategy, Pipeline) and strategy.microbatches is None:
-        count = microbatches_for(batch, devices, strategy.schedule, None)
+        count, _ = microbatches_for(batch, devices, strategy.schedule, None, norms_batches=norms_batches)
         text += f" with {count} micro-batch{'es' if count > 1 else ''}"
     return text
 

@@ -28,6 +28,11 @@ def footprint_of(workload: Workload, data: Data) -> Footprint:
             return _footprint_on("cpu", workload, data)
 
 
+def norms_batches(model: nn.Module) -> bool:
+    """Whether a layer computes with the mean of the samples that it sees."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
 def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
     with torch.device(device):
         model = workload.model()
@@ -58,7 +63,7 @@ def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
         read_again=tuple(_storage(parameter) in kept for parameter in ready),
         parameter_names=tuple(names[parameter] for parameter in ready),
         matrices=tuple(watch.matrices),
-        norms_batches=any(isinstance(module, _BatchNorm) for module in model.modules()),
+        norms_batches=norms_batches(model),
         sections=_sections(workload, model, data, device),
         still=tuple(_still(model, [names[parameter] for parameter in reversed(ready)], called)),
     )
