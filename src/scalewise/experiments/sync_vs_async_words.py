@@ -11,8 +11,6 @@ from scalewise.results.units import seconds_text
 EVEN = 0.05
 """Differences up to this part of the shorter time are called even."""
 HOW = ("synchronously", "asynchronously")
-ENDS_EVEN = 0.1
-"""Losses at the end of two runs that differ by no more than this part of the lower are called even."""
 ALL_OF_IT = 1.05
 """A part of its throughput that no run can keep beside a straggler, but for noise."""
 _NAMES = ("synchronous", "asynchronous")
@@ -37,8 +35,8 @@ def findings(times: Mapping[str, Times], ran: Mapping[str, Both], target: float)
     kept = _kept(ran) if "a straggler" in ran and "equal devices" in ran else []
     said += _throughput(kept)
     return [
-        "Rough, because the machine's speed changed between the runs. " * _impossible(kept)
-        + _choice(compared, ran, target),
+        _choice({} if _impossible(kept) else compared, target)
+        + " The machine's speed changed between the runs." * _impossible(kept),
         *said,
         *_ends(ran),
         "An asynchronous update is made from one worker's part of a batch: the same samples make as many more, smaller "
@@ -95,51 +93,32 @@ def _resumed(both: Both) -> list[str]:
 
 
 def _ends(ran: Mapping[str, Both]) -> list[str]:
-    """To be sooner at one loss is not to be sooner at all."""
+    """Told, and not judged: each is of one seed."""
     ends = [
         f"{' and '.join(f'{each.smoothed[-1].loss:.3f}' for each in both.values())} with {name}"
         for name, both in ran.items()
         if all(each.smoothed for each in both.values())
     ]
-    return [f"Losses at the end of the runs, synchronous and asynchronous: {', '.join(ends)}."] if ends else []
+    if not ends:
+        return []
+    return [
+        f"Losses at the end of the runs, synchronous and asynchronous: {', '.join(ends)}. With another seed the other "
+        "may end lower: from one run of each nothing follows about where they end."
+    ]
 
 
-def _choice(times: Mapping[str, Times], ran: Mapping[str, Both], target: float) -> str:
-    """When is each the better choice? Sooner at the loss, unless that is paid for with a higher one at the end."""
-    better: dict[str, list[str]] = {"asynchronous": [], "synchronous": [], "even": [], "neither": []}
-    trades: list[str] = []
+def _choice(times: Mapping[str, Times], target: float) -> str:
+    """When is each the better choice?"""
+    sooner: dict[str, list[str]] = {"asynchronous": [], "synchronous": [], "even": [], "neither": []}
     for name, each in times.items():
-        sooner, lower = winner(each), ended_lower(ran[name])
-        if lower is None or sooner in (lower, "neither"):
-            better[sooner].append(name)
-        elif sooner == "even":
-            better[lower].append(name)
-        else:
-            ends = " against ".join(f"{found.smoothed[-1].loss:.3f}" for found in ran[name].values())
-            trades.append(
-                f"With {name} it depends on how far training is to go: {sooner} training was sooner, and {lower} "
-                f"training ended lower ({ends}, synchronous first)."
-            )
-    chosen = [f"{who} training with {listed(better[who])}" for who in ("asynchronous", "synchronous") if better[who]]
+        sooner[winner(each)].append(name)
+    chosen = [f"{who} training with {listed(sooner[who])}" for who in _NAMES[::-1] if sooner[who]]
     said = [
-        *(
-            [f"The better choice, sooner at loss {target:.2f} and no higher at the end: {'; '.join(chosen)}."]
-            if chosen
-            else []
-        ),
-        *trades,
-        *([f"It makes no difference with {listed(better['even'])}."] if better["even"] else []),
-        *([f"Neither came down to loss {target:.2f} with {listed(better['neither'])}."] if better["neither"] else []),
+        *([f"Sooner at loss {target:.2f}: {'; '.join(chosen)}."] if chosen else []),
+        *([f"It makes no difference with {listed(sooner['even'])}."] if sooner["even"] else []),
+        *([f"Neither came down to loss {target:.2f} with {listed(sooner['neither'])}."] if sooner["neither"] else []),
     ]
     return " ".join(said) or "Nothing could be compared."
-
-
-def ended_lower(both: Both) -> str | None:
-    """Whose loss at the end was clearly the lower one."""
-    ends = [ran.smoothed[-1].loss for ran in both.values() if ran.smoothed]
-    if len(ends) < len(both) or max(ends) <= (1 + ENDS_EVEN) * min(ends):
-        return None
-    return _NAMES[ends.index(min(ends))]
 
 
 def winner(times: Times) -> str:
