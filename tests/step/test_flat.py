@@ -33,3 +33,8 @@ def test_mixed_kinds_of_numbers_are_refused() -> None:
     model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1).double()])
     with pytest.raises(UserError, match=r"the model mixes \['torch.float32', 'torch.float64'\]"):
         flatten_parameters(model)
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    with pytest.raises(UserError, match="the model has nothing to train: none of its parameters"):
+        flatten_parameters(nn.Linear(1, 1).requires_grad_(False))

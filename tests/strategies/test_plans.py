@@ -113,6 +113,19 @@ def test_gradients_leave_when_they_are_ready_and_not_when_their_bytes_would_say(
     late = replace(MODEL, ready=(0.1, 1.0))
     plan = strategy_of("mirrored").plan(late, 2, 8)
     assert [step.share for step in plan.operations if step.phase == "backward"] == pytest.approx([0.1, 0.9])
+    # Of three pieces of 16 MB two are complete with the first gradient, and the last only with the second.
+    served, unsynchronised = strategy_of("parameter-server"), strategy_of("parameter-server-async")
+    for pieces in (served.plan(late, 2, 8), unsynchronised.plan(late, 1, 8)):
+        shares = [step.share for step in pieces.operations if step.phase == "backward"]
+        assert shares == pytest.approx([0.1, 0.0, 0.9])
+        updates = [step.share for step in pieces.operations if step.phase == "update"]
+        assert sum(updates) == pytest.approx(1.0)
+
+
+def test_synchronous_workers_are_not_replaced() -> None:
+    with pytest.raises(UserError, match="replacements=1 is not possible with max_staleness=0: "):
+        strategy_of("parameter-server-async:max_staleness=0,replacements=1")
+    assert strategy_of("parameter-server-async:max_staleness=1,replacements=1").replacements == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "ring"])

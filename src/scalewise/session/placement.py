@@ -12,6 +12,8 @@ from scalewise.spec import unknown
 
 DEVICE_KINDS = ("cpu", "cuda", "slice", "auto")
 LONGEST_TIMEOUT_SECONDS = 1_000_000
+MOST_SERVERS = 8
+"""Each is a process with a line, and a thread, for every worker: more only take each other's cores."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Placement:
     def __post_init__(self) -> None:
         _within("devices", self.devices, 1, None)
         _within("hosts", self.hosts, 1, MOST_HOSTS)
-        _within("servers", self.servers, 0, MOST_HOSTS)
+        if self.servers:
+            _within("servers", self.servers, 1, MOST_SERVERS)
         _within("cores per device", self.cores_per_device, 1, None)
         if self.device_kind not in DEVICE_KINDS:
             raise unknown("device kind", self.device_kind, DEVICE_KINDS)

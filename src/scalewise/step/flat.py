@@ -17,6 +17,8 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 def one_kind(parameters: list[nn.Parameter]) -> torch.dtype:
     """Of number, which all parameters must be."""
     kinds = {parameter.dtype for parameter in parameters}
+    if not kinds:
+        raise UserError("the model has nothing to train: none of its parameters requires a gradient and gets one")
     if len(kinds) != 1:
         raise UserError(f"this strategy sends parameters as one message; the model mixes {sorted(map(str, kinds))}")
     return kinds.pop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from scalewise.errors import UserError
 from scalewise.plan import Footprint, Plan
 from scalewise.strategies.parameter_server import PIECE_MB
 from scalewise.strategies.served import served_plan
@@ -26,6 +27,13 @@ class ParameterServerAsync:
     """Versions there may be between a worker's pull and its update; 0 is synchronous."""
     replacements: int = field(default=0, metadata={AT_LEAST: 0})
     """Workers started in place of ones that died, at most."""
+
+    def __post_init__(self) -> None:
+        if self.exact and self.replacements:
+            raise UserError(
+                f"replacements={self.replacements} is not possible with max_staleness=0: synchronous workers wait for "
+                "each other, and a death ends the run; valid: replacements=0, or a max_staleness of 1 or more"
+            )
 
     @property
     def exact(self) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
 from scalewise.collectives import point_to_point
 from scalewise.plan import Footprint, Plan, PlanBuilder
-from scalewise.strategies.pieces import pieces_of
+from scalewise.strategies.pieces import Piece, pieces_of
 from scalewise.strategies.shares import alike_shares
 
 ELEMENT_BYTES = 4
@@ -37,10 +41,10 @@ def served_plan(footprint: Footprint, workers: int, batch: int, servers: int, pi
         builder.transfer("push", point_to_point("gloo", 0, workers + server, HEADER_BYTES), {}, workers)
     for phase in ("forward", "loss"):
         done = every(phase, done)
-    for piece in reversed(pieces):
+    for piece, passed in zip(reversed(pieces), backward_shares(footprint, pieces), strict=True):
         share = piece.elements / total
         size, server = piece.elements * ELEMENT_BYTES, workers + piece.server
-        done = every("backward", done, share, 2 * size)  # a gradient is read, and written to where it leaves from
+        done = every("backward", done, passed, 2 * size)  # a gradient is read, and written to where it leaves from
         arrived: tuple[int, ...] = ()
         for first, count, _ in alike:
             arrived += builder.transfer("push", point_to_point("gloo", first, server, size), done, count)[server]
@@ -48,3 +52,17 @@ def served_plan(footprint: Footprint, workers: int, batch: int, servers: int, pi
         updated = {server: builder.compute("update", server, batch, arrived, share, moved_bytes=summed)}
         builder.transfer("pull", point_to_point("gloo", server, 0, size), updated, workers)
     return builder.plan()
+
+
+def backward_shares(footprint: Footprint, pieces: Sequence[Piece]) -> list[float]:
+    """The part of backward that passes until all gradients of a piece are there, after the piece before it: the last
+    piece is the first."""
+    total = pieces[-1].stop
+    if not footprint.ready:
+        return [piece.elements / total for piece in reversed(pieces)]
+    ends = list(accumulate(size // ELEMENT_BYTES for size in footprint.parameter_bytes))
+    groups = [
+        range(bisect_right(ends, total - piece.stop), bisect_left(ends, total - piece.start) + 1)
+        for piece in reversed(pieces)
+    ]
+    return footprint.backward_shares(groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scalewise.collectives import point_to_point
 from scalewise.plan import Footprint, Plan, PlanBuilder
 from scalewise.strategies.pieces import pieces_of
-from scalewise.strategies.served import ELEMENT_BYTES, HEADER_BYTES
+from scalewise.strategies.served import ELEMENT_BYTES, HEADER_BYTES, backward_shares
 from scalewise.strategies.shares import share_sizes
 
 
@@ -19,7 +19,8 @@ def rounds_plan(footprint: Footprint, workers: int, batch: int, servers: int, pi
     """
     builder = PlanBuilder()
     total = sum(footprint.parameter_bytes) // ELEMENT_BYTES
-    pieces = list(reversed(pieces_of(total, ELEMENT_BYTES, servers, piece_MB)))
+    in_order = pieces_of(total, ELEMENT_BYTES, servers, piece_MB)
+    pieces, shares = in_order[::-1], backward_shares(footprint, in_order)
     held = {server: [piece for piece in pieces if piece.server == server] for server in range(servers)}
     for rank, samples in enumerate(share_sizes(batch, workers)):
         pulled: tuple[int, ...] = ()
@@ -30,8 +31,8 @@ def rounds_plan(footprint: Footprint, workers: int, batch: int, servers: int, pi
             for phase in ("forward", "loss"):
                 done = builder.compute(phase, rank, samples, done)
             arrived: dict[int, tuple[int, ...]] = dict.fromkeys(held, ())
-            for piece in pieces:
-                share, size, server = piece.elements / total, piece.elements * ELEMENT_BYTES, workers + piece.server
+            for piece, share in zip(pieces, shares, strict=True):
+                size, server = piece.elements * ELEMENT_BYTES, workers + piece.server
                 done = builder.compute("backward", rank, samples, done, share, moved_bytes=2 * size)
                 pushed = builder.transfer("push", point_to_point("gloo", rank, server, size), {rank: done})
                 arrived[piece.server] += pushed[server]
