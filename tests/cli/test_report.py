@@ -25,6 +25,16 @@ def test_a_folder_is_reported_as_one_json_document(scalewise: Run, folder: Path)
     assert (folder / "bars-linear-mirrored.png").exists()
 
 
+def test_an_out_that_cannot_be_a_folder_is_one_sentence(scalewise: Run, folder: Path) -> None:
+    stored(folder, HERE, [measured("single", 1, 10, 0.1), measured("mirrored", 2, 10, 0.3)])
+    file = folder / "file"
+    file.write_text("")
+    scalewise("report", folder, "--out", file).refused(2, f"--out is {file}, which is a file; name a folder")
+    scalewise("report", folder, "--out", file / "in").refused(
+        2, f"cannot make the folder {file / 'in'}: Not a directory"
+    )
+
+
 def test_a_folder_without_measurements_is_one_sentence(scalewise: Run, folder: Path) -> None:
     scalewise("report", folder).refused(2, "no measurements in", "scalewise measure --out")
     scalewise("report", folder / "nowhere").refused(2, "no measurements in", "nowhere")
@@ -49,6 +59,30 @@ def test_runs_of_two_machines_are_read_together(scalewise: Run, folder: Path) ->
     ]
     assert str(folder / "both" / "findings.md") in document["files"]
     assert not (folder / "here" / "findings.md").exists()
+
+
+def test_a_machine_that_was_started_anew_is_the_same_one(scalewise: Run, folder: Path) -> None:
+    """Its memory differs by a few pages."""
+    before, after = (
+        Environment(hardware={**HERE.hardware, "memory_bytes": pages * 4096}, samples_per_epoch=95)
+        for pages in (999, 998)
+    )
+    stored(
+        folder / "a",
+        before,
+        [
+            measured("single", 1, 10, 0.1, environment=before.id),
+            measured("mirrored", 2, 10, 0.3, environment=before.id),
+        ],
+    )
+    stored(
+        folder / "b",
+        after,
+        [measured("mirrored", 2, 10, 0.05, environment=after.id, started="2026-11-16T10:00:00+00:00")],
+    )
+    document = json.loads(scalewise("report", folder / "a", folder / "b", "--json").stdout)
+    assert document["measurements"] == 2
+    assert document["findings"][0] == "linear, mirrored: the one cell on several devices is faster than one device"
 
 
 def test_of_a_cell_that_was_measured_twice_the_later_counts(scalewise: Run, folder: Path) -> None:

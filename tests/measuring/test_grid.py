@@ -89,6 +89,14 @@ def test_links_join_hosts_and_servers() -> None:
     ]
 
 
+def test_a_server_has_a_link_also_where_all_workers_are_on_one_host() -> None:
+    points = grid(Axes(["linear"], [MIRRORED, SERVED], [2], [8], links=["1gbit"]))
+    assert [(point.strategy.name, point.link) for point in points] == [
+        ("mirrored", None),
+        ("parameter-server", "1gbit"),
+    ]
+
+
 def test_every_host_has_a_device() -> None:
     points = grid(Axes(["linear"], [MIRRORED], [1, 2], [8], hosts=[1, 2], links=["1gbit"]))
     assert [(point.devices, point.hosts) for point in points] == [(1, 1), (2, 1), (2, 2)]
@@ -107,6 +115,7 @@ def test_what_is_given_twice_is_measured_once() -> None:
         ({"batch": []}, "--batch is ''"),
         ({"batch": [-1], "per_device": True}, "--batch-per-device is '-1'"),
         ({"hosts": [2]}, "2 rehearsed hosts need the speed of their links; add --link 1gbit"),
+        ({"links": ["1gbit"]}, "link '1gbit' joins rehearsed hosts; ask for them with --hosts 2"),
         ({"workloads": []}, "nothing to measure"),
     ],
 )

@@ -237,6 +237,25 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -
     assert (result.resumed, len(result.measurements)) == (1, 2)
 
 
+def test_an_experiment_is_gone_on_with_by_the_same_command(tmp_path: Path) -> None:
+    """It goes on in any folder, and knows no --resume."""
+    with pytest.raises(scalewise.RunFailed) as ended:
+        measure(
+            "tests.tiny:float32",
+            tmp_path,
+            strategy="single",
+            batch=[4, 8],
+            resume=True,
+            on_cell=lambda _: os.kill(os.getpid(), signal.SIGINT),
+        )
+    assert str(ended.value) == f"interrupted; 1 of 2 cells are in {tmp_path}; go on with the same command"
+
+
+def test_no_batches_are_not_the_usual_ones(tmp_path: Path) -> None:
+    with pytest.raises(scalewise.UserError, match="--batch is ''"):
+        measure("tests.tiny:float32", tmp_path, batch=[])
+
+
 def test_ten_kills_at_any_moment_lose_and_repeat_nothing(tmp_path: Path) -> None:
     """What was there after a kill is there after the next, and in the end every cell is there once."""
     script = [sys.executable, "-m", killed_sweep.__name__, str(tmp_path), str(time.time_ns())]

@@ -87,9 +87,9 @@ def measure(
     grid: dict[str, Any] = {
         "devices": whole_numbers("--devices", devices),
         "hosts": whole_numbers("--hosts", hosts),
-        "link": [each.strip() for each in link.split(",")] if link else [],
-        "batch": whole_numbers("--batch", batch) if batch else None,
-        "batch_per_device": whole_numbers("--batch-per-device", batch_per_device) if batch_per_device else None,
+        "link": [each.strip() for each in link.split(",")] if link is not None else [],
+        "batch": whole_numbers("--batch", batch) if batch is not None else None,
+        "batch_per_device": None if batch_per_device is None else whole_numbers("--batch-per-device", batch_per_device),
     }
     from scalewise.session.preload import load_for_ranks
 

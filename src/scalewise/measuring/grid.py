@@ -35,6 +35,8 @@ class Axes:
             raise UserError("there is nothing to measure; name a workload and a strategy: linear --strategy ring")
         if max(self.hosts) > 1 and not self.links:
             raise UserError(f"{max(self.hosts)} rehearsed hosts need the speed of their links; add --link 1gbit")
+        if self.links and max(self.hosts) == 1 and not any(hasattr(each, "servers") for each in self.strategies):
+            raise UserError(f"link '{self.links[0]}' joins rehearsed hosts; ask for them with --hosts 2")
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def measure(
         [workloads] if isinstance(workloads, str) else list(workloads),
         [strategy_of(text) for text in ([strategy] if isinstance(strategy, str) else strategy)],
         devices,
-        batch_per_device or batch or DEFAULT_BATCH,
+        next((each for each in (batch_per_device, batch) if each is not None), DEFAULT_BATCH),
         batch_per_device is not None,
         hosts,
         link,
@@ -130,9 +130,8 @@ def measure(
                 sweep.go()
             except KeyboardInterrupt:
                 done = len(tasks) - len(left) + sweep.done
-                raise RunFailed(
-                    f"interrupted; {done} of {len(tasks)} cells are in {out}; go on with the same command and --resume"
-                ) from None
+                again = "the same command" if resume else "the same command and --resume"
+                raise RunFailed(f"interrupted; {done} of {len(tasks)} cells are in {out}; go on with {again}") from None
         found = {each.identity: each for each in store.measurements}
     measurements = [each for task in tasks if (each := _known(task.cell, found, execution))]
     return MeasureResult(Path(out), measurements, len(tasks) - len(left), sweep.not_begun)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scalewise.atomic import check_writable, write_atomically
@@ -13,8 +13,9 @@ from scalewise.figures.style import file_name
 from scalewise.findings.cell import Series
 from scalewise.findings.collect import findings_of
 from scalewise.findings.finding import Finding, devices_text, listed
-from scalewise.findings.series import series_of, strategy_text
+from scalewise.findings.series import place_key, series_of, strategy_text
 from scalewise.findings.speedup import speedups
+from scalewise.results.environment import Environment
 from scalewise.results.experiment import ExperimentResult
 from scalewise.results.measurement import Measurement
 from scalewise.results.store import Store
@@ -35,13 +36,19 @@ def report(*folders: Path | str, out: Path | str | None = None) -> ExperimentRes
         raise UserError("there is nothing to report on; name a folder with measurements: scalewise report DIR")
     named = " and ".join(str(folder) for folder in folders)
     folder = Path(out or folders[0])
-    measurements = _latest(Store.read(*folders))
-    series = series_of(measurements, Store.environments(*folders))
+    environments = Store.environments(*folders)
+    measurements = _latest(Store.read(*folders), environments)
+    series = series_of(measurements, environments)
     if not series:
         states = Counter(each.status for each in measurements)
         counted = ", ".join(f"{count} {status}" for status, count in states.items()) or "none at all"
         raise UserError(f"no timed cells in {named} to report on; its measurements: {counted}")
-    folder.mkdir(parents=True, exist_ok=True)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out is {folder}, which is a file; name a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
     page = folder / PAGE
     check_writable(page)
     found = {each.name: findings_of(each) for each in series}
@@ -59,10 +66,11 @@ def report(*folders: Path | str, out: Path | str | None = None) -> ExperimentRes
     )
 
 
-def _latest(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Each cell of each environment once."""
-    latest = {(each.identity, each.environment): each for each in sorted(measurements, key=lambda each: each.started)}
-    return [each for each in measurements if latest[each.identity, each.environment] is each]
+def _latest(measurements: Sequence[Measurement], environments: Mapping[str, Environment]) -> list[Measurement]:
+    """Each cell of each place once, also where its machine was started anew in between."""
+    places = [(each.identity, place_key(each, environments)) for each in measurements]
+    latest = dict(sorted(zip(places, measurements, strict=True), key=lambda pair: pair[1].started))
+    return [each for place, each in zip(places, measurements, strict=True) if latest[place] is each]
 
 
 def _names(folders: Sequence[Path | str]) -> str:
