@@ -25,6 +25,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)  ## the 2020 study on this machine, in minutes: who gains from a second device, who chokes
 	@echo "Two models of spoken digits on one device and on two (CPU cores where there is no GPU): about 3 minutes."
+	@rm -f demo/measurements.jsonl demo/environment.json  # what an earlier, busier moment left is not gone on with
 	@$(BIN)/scalewise reproduce stevens --quick --out demo
 
 test: $(READY)  ## all tests: real processes, sockets and namespaces, in minutes

@@ -35,11 +35,13 @@ def test_spots_are_the_models_timed_on_one_and_on_two_devices() -> None:
 
 def test_the_map_is_drawn_with_the_known_models_and_told(tmp_path: Path) -> None:
     spots = [Spot(10**5, 10**6, 0.4), Spot(10**5, 10**8, 1.7), Spot(10**7, 10**6, 0.2), Spot(10**7, 10**8, 0.9)]
-    result = conclude(tmp_path, spots, "a machine")
+    result = conclude(tmp_path, spots, "a machine", when="2020-01-02")
     assert result.headline.startswith("Found on a machine: 1 of 4 models gains from a second device")
     assert result.rows == [["100 k", "0.40x", "1.70x"], ["10 M", "0.20x", "0.90x"]]
     document = json.loads((tmp_path / "choke-map.json").read_text())
     assert document["known_models"]["linear"] == [12_102_220, 24_202_200]
     assert document["known_models"]["conv"][0] == 376_200
     assert "![choke-map](choke-map.png)" in (tmp_path / "findings.md").read_text()
-    assert ">1.70<" in (tmp_path / "choke-map.svg").read_text()
+    drawn = (tmp_path / "choke-map.svg").read_text()
+    assert ">1.70<" in drawn
+    assert "a machine, 2020-01-02" in drawn

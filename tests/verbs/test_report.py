@@ -64,6 +64,12 @@ def test_cells_without_a_time_and_flags_are_told(tmp_path: Path) -> None:
     assert result.findings[0] in (tmp_path / "findings.md").read_text()
 
 
+def test_a_speedup_that_cannot_be_told_bears_a_mark(tmp_path: Path) -> None:
+    cells = [measured("single", 1, batch, 0.1) for batch in (10, 20)]
+    cells += [measured("mirrored", 2, 10, 0.101), measured("mirrored", 2, 20, 0.4)]
+    assert report(stored(tmp_path, HERE, cells)).rows[1][-1] == "0.25x to 0.99x ?"
+
+
 def test_a_section_without_findings_says_why(tmp_path: Path) -> None:
     result = report(stored(tmp_path, HERE, [measured("single", 1, 10)]))
     assert result.figures == []

@@ -16,6 +16,7 @@ from scalewise.experiments.choke_map_figure import draw_map
 from scalewise.experiments.choke_map_plane import Spot, beside_the_study, short, words
 from scalewise.experiments.remarks import load_remarks, not_begun_remarks, roughness
 from scalewise.findings.cell import Series
+from scalewise.findings.machine import when_text
 from scalewise.findings.series import series_of
 from scalewise.findings.speedup import speedups
 from scalewise.measuring.measured import cell_line
@@ -59,7 +60,8 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
         raise RunFailed(f"no model was timed both on one device and on {DEVICES}; see {out / 'measurements.jsonl'}")
     rough = roughness(load, cores, result.measurements, result.not_begun)
     remarks = [*load_remarks(load, cores), *not_begun_remarks(result.not_begun), *remarks_on(result.measurements)]
-    return conclude(out, spots, series[0].machine, remarks, len(result.failed), rough)
+    when = when_text([each.started for each in result.measurements])
+    return conclude(out, spots, series[0].machine, remarks, len(result.failed), rough, when)
 
 
 def name_of(parameters: int, flops: int) -> str:
@@ -95,17 +97,15 @@ def conclude(
     remarks: Sequence[str] = (),
     failed: int = 0,
     rough: str = "",
+    when: str | None = None,
 ) -> ExperimentResult:
-    """The map and what it shows; `rough` ends the verdict."""
+    """The map and what it shows; `rough` ends the verdict, `when` is the day of the measurements."""
     described = {name: describe(name) for name in KNOWN_MODELS}
     marked = {name: (each.parameters, each.flops_per_sample) for name, each in described.items()}
     found = [*words(spots, BATCH), *beside_the_study(spots, marked)]
     title = f"Who gains from a second device ({STRATEGY}, global batch {BATCH})"
-    subtitle = (
-        "Tiles: synthetic models (?: too noisy to tell). Stars: the study's and the built-in ones; arrows: beyond. "
-        "Dashed: neither gain nor loss."
-    )
-    figures = draw_map(spots, marked, title, machine, subtitle, out)
+    subtitle = "Tiles: synthetic models (?: too noisy to tell). Stars, arrows: known ones. Dashed: no gain, no loss."
+    figures = draw_map(spots, marked, title, machine, subtitle, out, when)
     page, numbers = out / "findings.md", out / "choke-map.json"
     computes = sorted({spot.flops for spot in spots})
     result = ExperimentResult(

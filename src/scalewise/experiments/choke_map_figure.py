@@ -60,10 +60,16 @@ def clipped(speedups: Sequence[float]) -> Literal["neither", "min", "max", "both
 
 @styled
 def draw_map(
-    spots: Sequence[Spot], marked: Mapping[str, tuple[int, int]], title: str, machine: str, subtitle: str, out: Path
+    spots: Sequence[Spot],
+    marked: Mapping[str, tuple[int, int]],
+    title: str,
+    machine: str,
+    subtitle: str,
+    out: Path,
+    when: str | None = None,
 ) -> list[Path]:
     """`marked`: known models, name -> (parameters, flops per sample)."""
-    figure, [axes] = new_figure(title, machine, width=8.2, height=6.0, subtitle=subtitle)
+    figure, [axes] = new_figure(title, machine, width=8.2, height=6.0, when=when, subtitle=subtitle)
     sizes, computes = sorted({spot.parameters for spot in spots}), sorted({spot.flops for spot in spots})
     shades = np.full((len(computes), len(sizes)), np.nan)
     for spot in spots:

@@ -14,7 +14,7 @@ from scalewise.findings.cell import Series
 from scalewise.findings.collect import findings_of
 from scalewise.findings.finding import Finding, devices_text, listed
 from scalewise.findings.series import place_key, series_of, strategy_text
-from scalewise.findings.speedup import speedups
+from scalewise.findings.speedup import Speedup, speedups
 from scalewise.results.environment import Environment
 from scalewise.results.experiment import ExperimentResult
 from scalewise.results.measurement import Measurement
@@ -85,7 +85,7 @@ def table_of(series: Sequence[Series]) -> list[list[str]]:
         for devices in each.device_counts:
             cells = each.line(devices)
             fastest = min(cells, key=lambda cell: cell.epoch_seconds)
-            ratios = [speedup.speedup for speedup in every if speedup.devices == devices]
+            ratios = [speedup for speedup in every if speedup.devices == devices]
             rows.append(
                 [
                     each.workload,
@@ -99,11 +99,12 @@ def table_of(series: Sequence[Series]) -> list[list[str]]:
     return rows
 
 
-def _range(ratios: Sequence[float]) -> str:
-    """'0.11x to 0.54x', over the batches."""
+def _range(ratios: Sequence[Speedup]) -> str:
+    """'0.11x to 0.54x', over the batches; with a ? where noise leaves open whether that is a gain or a loss."""
     if not ratios:
         return "-"
-    ends = [f"{min(ratios):.2f}x", f"{max(ratios):.2f}x"]
+    ordered = sorted(ratios, key=lambda each: each.speedup)
+    ends = [f"{each.speedup:.2f}x{'' if each.slower or each.faster else ' ?'}" for each in (ordered[0], ordered[-1])]
     return " to ".join(dict.fromkeys(ends))
 
 
