@@ -25,7 +25,7 @@ from tests.command import ROOT
 from tests.verbs import killed_sweep
 
 FAST: dict[str, Any] = {"device_kind": "cpu", "interval": 1e3, "timeout_seconds": 20.0}
-"""Any interval is narrow enough: three short blocks per cell."""
+"""Any interval is narrow enough: as few short blocks per cell as there must be."""
 
 
 def measure(workloads: str | list[str], folder: Path, **more: Any) -> MeasureResult:
