@@ -125,7 +125,10 @@ def test_a_pipeline_keeps_the_micro_batches_under_way(schedule: str, in_flight: 
     assert samples_at_a_time(strategy_of(text), Run(2, 8, FOOTPRINT)) == 2
     assert tuple(held(text, rank).in_flight for rank in (0, 1)) == in_flight
     assert held(text, 0).gradients == "stay"
-    assert held(f"{text},checkpoint=true", 0).in_flight == 1
+    again = held(f"{text},checkpoint=true", 0)
+    assert again.in_flight == 1
+    # What the first stage put out, 8 bytes a sample, is there for each of them.
+    assert again.buffer_bytes - held(text, 0).buffer_bytes == (in_flight[0] - 1) * 2 * 8
 
 
 def test_what_arrives_in_a_pipeline_has_its_place_for_every_micro_batch() -> None:

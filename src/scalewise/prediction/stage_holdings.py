@@ -22,12 +22,14 @@ def held_of_stages(
 
     What arrives, forward and backward, has its place for every micro-batch, on the host where that is in between; the
     gradients of the one before stay until they are sent. A single batch's gradients are there from when they come.
+    A micro-batch that is computed once more for backward keeps what it was given and what it put out.
     """
     sections = run.footprint.sections
     homes = [number for number in range(len(ranges)) if number % run.devices == rank]
     within = _sections_of(layers, sections)
     count = sum(each.phase == "forward" and each.stage == homes[0] for each in work)
     in_flight = _most_in_flight(work)
+    under_way = max(1, -(-in_flight // len(homes)))
     own: list[LayerMemory] = [] if sections else list(layers)
     messages = returned = 0
     for number in homes if sections else ():
@@ -38,6 +40,8 @@ def held_of_stages(
             if count > 1 and not run.through_host:
                 messages += size * sum(sections[first - 1].returned_bytes)
         if last + 1 < len(sections):
+            if recompute:
+                messages += (under_way - 1) * size * sum(sections[last].passed_bytes)
             coming = size * sum(sections[last].returned_bytes)
             if count > 1 and not run.through_host:
                 messages += count * coming
@@ -51,7 +55,7 @@ def held_of_stages(
         buffer_bytes=messages,
         ahead_bytes=run.inputs(count * size) - run.resident_bytes if ends else 0,
         returned_bytes=returned,
-        in_flight=1 if recompute else max(1, -(-in_flight // len(homes))),
+        in_flight=1 if recompute else under_way,
     )
 
 
