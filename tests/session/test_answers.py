@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scalewise.errors import UserError, UsersCodeFailed
+from scalewise.errors import UsersCodeFailed
 from scalewise.session import answers
 from scalewise.session.answers import Answers
 from scalewise.session.crew import Crew
@@ -85,5 +85,5 @@ def test_what_the_users_code_raises_on_one_rank_alone_is_that_ranks_failure(
 def test_what_it_raises_on_all_ranks_is_bad_input(ranks: Ranks) -> None:
     for rank in range(3):
         ranks.say(rank, "failure", from_exception(rank, UsersCodeFailed("model.py:5: KeyError: 'weights'")))
-    with pytest.raises(UserError, match=r"^model.py:5: KeyError: 'weights'$"):
+    with pytest.raises(UsersCodeFailed, match=r"^model.py:5: KeyError: 'weights'$"):
         gather(ranks)

@@ -126,7 +126,9 @@ def first_cause(failures: Sequence[Failure]) -> Failure:
 
 def to_exception(failure: Failure) -> Exception:
     """Bad input found by a rank is bad input still."""
-    return UserError(failure.sentence) if failure.kind == "user" else RankFailed(failure)
+    if failure.kind != "user":
+        return RankFailed(failure)
+    return (UsersCodeFailed if failure.of_users_code else UserError)(failure.sentence)
 
 
 def smaller_batch(strategy: str) -> str:

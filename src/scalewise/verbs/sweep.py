@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from scalewise.errors import RunFailed, UserError
+from scalewise.errors import RunFailed, UserError, UsersCodeFailed
 from scalewise.measuring.cell import Cell
 from scalewise.measuring.reference import Reference
 from scalewise.measuring.stopping import Goal, progress
@@ -108,6 +108,8 @@ class Sweep:
     def _visit(self, trial: Trial) -> None:
         try:
             trial.seen += self._time(trial, self._steps(trial))
+        except UsersCodeFailed as error:
+            self._record(trial, trial.without("failed", str(error)))
         except UserError as error:
             self._record(trial, trial.without("skipped", str(error)))
         except RankFailed as error:
