@@ -3,8 +3,8 @@
     python benchmarks/quick_vs_paper.py
 
 Takes some 22 minutes of a quiet machine with two cores. The paper protocol takes minutes a cell, in which a machine
-with neighbours gets faster or slower. So both are taken in turn, cell by cell, on the same open ranks: a visit of quick,
-then a part of the paper's epochs (the first of each part is dropped), a visit, a part, ... and a last visit.
+with neighbours gets faster or slower. So both are taken in turn, cell by cell, on the same open ranks: a visit of
+quick, then a part of the paper's epochs (the first of each part is dropped), a visit, a part, ... and a last visit.
 
     quick   v    v    v    v    v    v          the first of them does not count
     paper    PPPP PPPP PPPP PPPP PPPP
