@@ -60,9 +60,10 @@ def backward_shares(footprint: Footprint, pieces: Sequence[Piece]) -> list[float
     total = pieces[-1].stop
     if not footprint.ready:
         return [piece.elements / total for piece in reversed(pieces)]
-    ends = list(accumulate(size // ELEMENT_BYTES for size in footprint.parameter_bytes))
+    ends = list(accumulate(size / ELEMENT_BYTES for size in footprint.parameter_bytes))
+    last = len(ends) - 1  # a published model's bytes need be no whole elements
     groups = [
-        range(bisect_right(ends, total - piece.stop), bisect_left(ends, total - piece.start) + 1)
+        range(min(bisect_right(ends, total - piece.stop), last), min(bisect_left(ends, total - piece.start), last) + 1)
         for piece in reversed(pieces)
     ]
     return footprint.backward_shares(groups)
