@@ -36,7 +36,9 @@ class Client:
         memory: dict[str, Any] = {"device": "cpu", "pin_memory": self.on_gpu}
         self.gradients = torch.empty_like(self.weights, **memory)
         self.arriving = torch.empty_like(self.weights, **memory)
-        """Not the weights themselves: what backward has yet to do may read those, detached or tied, untold."""
+        """Not the weights themselves: what backward has yet to do may read those, detached or tied, untold. On a CPU
+        the two change places when all has come, on a GPU it is copied."""
+        self.held, self.coming = (views_of(flat, self.parameters) for flat in (self.weights, self.arriving))
         self.views = views_of(self.gradients, self.parameters)
         self.pieces = pieces_of(self.weights.numel(), self.weights.element_size(), servers, piece_MB)
         self.touched = _overlaps(self.parameters, self.pieces)
@@ -92,10 +94,19 @@ class Client:
         """Returns when the model has the new weights."""
         for piece, work in self.receiving:
             work.wait()
-            run = self._run(piece)
-            self.weights[run].copy_(self.arriving[run], non_blocking=True)
+            if self.on_gpu:
+                run = self._run(piece)
+                self.weights[run].copy_(self.arriving[run], non_blocking=True)
+        if not self.on_gpu:
+            self._change_places()
         self.receiving.clear()
         self.acknowledged += 1
+
+    def _change_places(self) -> None:
+        self.weights, self.arriving = self.arriving, self.weights
+        self.held, self.coming = self.coming, self.held
+        for parameter, view in zip(self.parameters, self.held, strict=True):
+            parameter.data = view
 
     def leave(self) -> None:
         self._tell(GOODBYE)
