@@ -20,6 +20,16 @@ def check_writable(path: Path) -> None:
         raise UserError(f"cannot write {path}: the folder {path.parent} is not writable")
 
 
+def make_out_folder(out: Path) -> None:
+    """What --out names, unless it is something else already."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out is {out}, which is a file; name a folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out}: {error.strerror}") from None
+
+
 def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None:
     """Write beside `path`, flush to the disk, then rename over it; on any failure nothing is left behind.
 

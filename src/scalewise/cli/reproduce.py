@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from scalewise.atomic import make_out_folder
 from scalewise.cli import options
 from scalewise.errors import RunFailed, UserError
 from scalewise.experiments.registry import EXPERIMENTS
@@ -28,12 +29,7 @@ def reproduce(
     chosen = EXPERIMENTS[experiment]
     if device_kind != "auto" and not chosen.on_any_kind:
         raise UserError(f"experiment '{experiment}' chooses its devices itself; leave --device-kind {device_kind} out")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out is {out}, which is a file; name a folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {out}: {error.strerror}") from None
+    make_out_folder(out)
     from scalewise.cli.output import show
     from scalewise.cli.progress import telling
 

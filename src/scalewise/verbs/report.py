@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scalewise.atomic import check_writable, write_atomically
+from scalewise.atomic import check_writable, make_out_folder, write_atomically
 from scalewise.errors import UserError
 from scalewise.figures.gallery import draw_all, draw_all_phases
 from scalewise.figures.style import file_name
@@ -43,12 +43,7 @@ def report(*folders: Path | str, out: Path | str | None = None) -> ExperimentRes
         states = Counter(each.status for each in measurements)
         counted = ", ".join(f"{count} {status}" for status, count in states.items()) or "none at all"
         raise UserError(f"no timed cells in {named} to report on; its measurements: {counted}")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out is {folder}, which is a file; name a folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
+    make_out_folder(folder)
     page = folder / PAGE
     check_writable(page)
     found = {each.name: findings_of(each) for each in series}
