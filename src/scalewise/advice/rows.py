@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from scalewise.advice.left_out import LeftOut
@@ -14,6 +14,7 @@ from scalewise.simulation.layout import packed
 from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy, batch_shares, options_of
+from scalewise.strategies.written import written
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,7 @@ class Row:
 
 def strategy_text(strategy: Strategy) -> str:
     """As it is written on the command line."""
-    own = asdict(type(strategy)())  # type: ignore[call-overload]
-    changed = {key: value for key, value in options_of(strategy).items() if own[key] != value}
-    return strategy.name + (":" + ",".join(f"{key}={value}" for key, value in changed.items()) if changed else "")
+    return written(strategy.name, options_of(strategy))
 
 
 def rows_of(predictor: Predictor, asked: Question) -> tuple[list[Row], list[LeftOut]]:
