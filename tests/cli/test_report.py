@@ -40,6 +40,12 @@ def test_a_folder_without_measurements_is_one_sentence(scalewise: Run, folder: P
     scalewise("report", folder / "nowhere").refused(2, "no measurements in", "nowhere")
 
 
+def test_measurements_without_their_environments_are_one_sentence(scalewise: Run, folder: Path) -> None:
+    stored(folder, HERE, [measured("single", 1, 10, 0.1)])
+    (folder / "environment.json").unlink()
+    scalewise("report", folder).refused(2, "environment.json is missing or empty", "copy the one that belongs to it")
+
+
 def test_runs_of_two_machines_are_read_together(scalewise: Run, folder: Path) -> None:
     there = Environment(hardware={"cpu": "Other CPU", "cores": 64}, samples_per_epoch=95)
     stored(folder / "here", HERE, [measured("single", 1, 10, 0.1), measured("mirrored", 2, 10, 0.3)])

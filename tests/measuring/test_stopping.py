@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from scalewise.measuring.block import Block, counted, interval_of_blocks, warm_up_of
+from scalewise.measuring.spread import Spread
 from scalewise.measuring.stopping import Goal, first_steps, next_steps, progress, spent_seconds
 from scalewise.results.statistics import Interval
 
@@ -85,6 +86,12 @@ def test_no_cell_ends_before_its_fifth_block() -> None:
     assert [goal.reached(steady, blocks) for blocks in (1, 2, 4, 5)] == [False, False, False, True]
     assert goal.reached(Interval(1.0, 0.99, 1.0099, 10), 5)
     assert not goal.reached(Interval(1.0, 0.99, 1.0101, 10), 5)
+
+
+def test_three_blocks_do_where_other_cells_tell_how_far_blocks_lie_apart() -> None:
+    goal, steady = Goal(2), Interval(1.0, 1.0, 1.0, 100)
+    assert [goal.reached(steady, blocks, Spread(0.01, 8)) for blocks in (2, 3)] == [False, True]
+    assert not goal.reached(steady, 4, Spread(0.01, 7))
 
 
 def test_steps_of_fresh_ranks_do_not_count_although_loading_took_the_budget() -> None:

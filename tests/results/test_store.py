@@ -158,6 +158,23 @@ def test_a_folder_without_measurements_is_named(tmp_path: Path) -> None:
         Store.read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "is missing or empty"), ("{}", "is missing or empty"), ("other", f"lacks {HERE.id}")]
+)
+def test_environments_that_measurements_name_and_that_are_not_there_are_told(
+    tmp_path: Path, content: str | None, said: str
+) -> None:
+    path = filled(tmp_path, cell()).parent / "environment.json"
+    path.unlink()
+    if content == "other":
+        other = Environment(hardware={"cpu": "another"})
+        path.write_text(json.dumps({other.id: other.model_dump()}))
+    elif content:
+        path.write_text(content)
+    with pytest.raises(UserError, match=rf"^{path} {said}, and {tmp_path / 'measurements.jsonl'} names by it"):
+        Store.environments(tmp_path)
+
+
 def test_a_measurement_names_an_environment_of_the_store(tmp_path: Path) -> None:
     with Store(tmp_path) as store, pytest.raises(KeyError, match="is not in the store"):
         store.append(cell())

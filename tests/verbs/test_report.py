@@ -64,6 +64,23 @@ def test_cells_without_a_time_and_flags_are_told(tmp_path: Path) -> None:
     assert result.findings[0] in (tmp_path / "findings.md").read_text()
 
 
+def test_phases_of_two_machines_are_drawn_apart_each_with_its_own_single_device(tmp_path: Path) -> None:
+    there = Environment(hardware={"cpu": "Other CPU", "cores": 64}, samples_per_epoch=95)
+    for name, place, seconds in (("here", HERE, 0.1), ("there", there, 0.4)):
+        cells = [
+            measured("single", 1, 10, seconds, environment=place.id, phases={"forward": seconds}),
+            measured("mirrored", 2, 10, 0.3, environment=place.id, phases={"forward": 0.1, "reduce": 0.2}),
+        ]
+        stored(tmp_path / name, place, cells)
+    result = report(tmp_path / "here", tmp_path / "there", out=tmp_path / "both")
+    drawn = {path.name: path.read_text() for path in result.figures if path.suffix == ".svg" and "phases" in path.name}
+    assert list(drawn) == ["phases-linear-2-cores-of-some-cpu.svg", "phases-linear-64-cores-of-other-cpu.svg"]
+    assert [(">100 ms<" in text, ">400 ms<" in text) for text in drawn.values()] == [(True, False), (False, True)]
+    page = (tmp_path / "both" / "findings.md").read_text()
+    assert "## linear, 64 cores of Other CPU: where a step's seconds go" in page
+    assert "![phases-linear-64-cores-of-other-cpu](phases-linear-64-cores-of-other-cpu.png)" in page
+
+
 def test_a_speedup_that_cannot_be_told_bears_a_mark(tmp_path: Path) -> None:
     cells = [measured("single", 1, batch, 0.1) for batch in (10, 20)]
     cells += [measured("mirrored", 2, 10, 0.101), measured("mirrored", 2, 20, 0.4)]

@@ -168,12 +168,39 @@ def test_the_total_budget_leaves_cells_for_later(tmp_path: Path, monkeypatch: py
     assert sweep.not_begun == 8 - len(found) > 0
 
 
+def test_a_total_budget_that_ends_while_the_machine_moves_keeps_what_was_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no time left to time it again: it is flagged instead."""
+    machine = MadeUpMachine()
+    machine.pace = lambda seconds: 1.0 if seconds < 1.2 else 2.0
+    monkeypatch.setattr(sweep_module, "perf_counter", lambda: machine.seconds)
+    found, sweep = swept(tmp_path, machine, *map(task_of, (10, 20, 40)), budget_seconds=1.8)
+    assert {each.batch: "drift" in each.flags for each in found} == {10: True, 20: True, 40: False}
+    assert {each.batch: each.epoch_seconds for each in found}[20] == pytest.approx(2.0, rel=0.01)  # of its second visit
+    assert sweep.not_begun == 0
+
+
+def test_cells_of_a_few_visits_learn_from_each_other_how_far_visits_lie_apart(tmp_path: Path) -> None:
+    """Visits differ by 2 %, and the budget ends each cell after two or three: Student's t of those alone would give
+    intervals of 10 to 40 %."""
+    machine = MadeUpMachine(random=Random(4))
+    noise = Random(5)
+    paces: dict[int, float] = {}
+    machine.pace = lambda _: paces.setdefault(len(machine.visits), noise.gauss(1, 0.02))
+    found, _ = swept(tmp_path, machine, *map(task_of, (100, 110, 120, 125, 200, 250)), goal=Goal(2, 3.0))
+    for each in found:
+        assert each.step_seconds is not None
+        assert 0.02 < each.step_seconds.width < 0.12
+        assert each.step_seconds.low < each.batch * 1e-3 < each.step_seconds.high
+
+
 def test_trouble_in_a_cell_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
     machine = MadeUpMachine(
         trouble={
-            10: RankFailed(Failure(1, "oom", "rank 1 ran out of memory")),
+            10: RankFailed(Failure(1, "oom", "rank 1 is full; a smaller --batch, or --accumulate 2, needs less")),
             20: RankFailed(Failure(1, "died", "rank 1 was killed (signal 9)")),
-            25: RunFailed("the loss became nan at step 3"),
+            25: RunFailed("the loss became nan at step 3; a lower --learning-rate than 1 may help"),
             40: UserError("--execution graph is not possible"),
         }
     )
@@ -181,9 +208,9 @@ def test_trouble_in_a_cell_is_recorded_and_the_others_go_on(tmp_path: Path) -> N
     found, _ = swept(tmp_path, machine, *tasks)
     assert {each.batch: (each.status, each.reason) for each in found} == {
         2000: ("skipped", "--batch is 2,000"),
-        10: ("oom", "rank 1 ran out of memory"),
+        10: ("oom", "rank 1 is full; a smaller --batch needs less"),
         20: ("failed", "rank 1 was killed (signal 9)"),
-        25: ("failed", "the loss became nan at step 3"),
+        25: ("failed", "the loss became nan at step 3; a lower learning rate than 1 may help"),
         40: ("skipped", "--execution graph is not possible"),
         50: ("ok", None),
     }
@@ -208,3 +235,11 @@ def test_progress_grows_to_the_whole(tmp_path: Path) -> None:
     assert told[-1].fraction > 0.9
     assert told[0].cell.batch == 10
     assert told[-1].interval.width < 0.02
+
+
+def test_progress_does_not_fall_back_when_cells_are_timed_again(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    machine = MadeUpMachine(pace=lambda seconds: 1.5 if 1.5 < seconds < 3.5 else 1.0)
+    swept(tmp_path, machine, *map(task_of, (10, 20, 50, 100, 40)), on_progress=told.append)
+    fractions = [each.fraction for each in told]
+    assert fractions == sorted(fractions)

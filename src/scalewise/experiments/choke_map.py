@@ -61,7 +61,8 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
     rough = roughness(load, cores, result.measurements, result.not_begun)
     remarks = [*load_remarks(load, cores), *not_begun_remarks(result.not_begun), *remarks_on(result.measurements)]
     when = when_text([each.started for each in result.measurements])
-    return conclude(out, spots, series[0].machine, remarks, len(result.failed), rough, when)
+    planned = list(product(sizes, computes))
+    return conclude(out, spots, series[0].machine, remarks, len(result.failed), rough, when, planned)
 
 
 def name_of(parameters: int, flops: int) -> str:
@@ -98,11 +99,13 @@ def conclude(
     failed: int = 0,
     rough: str = "",
     when: str | None = None,
+    planned: Sequence[tuple[int, int]] = (),
 ) -> ExperimentResult:
-    """The map and what it shows; `rough` ends the verdict, `when` is the day of the measurements."""
+    """The map and what it shows; `rough` ends the verdict, `when` is the day of the measurements, `planned` are all
+    places of the map."""
     described = {name: describe(name) for name in KNOWN_MODELS}
     marked = {name: (each.parameters, each.flops_per_sample) for name, each in described.items()}
-    found = [*words(spots, BATCH), *beside_the_study(spots, marked)]
+    found = [*words(spots, BATCH), *beside_the_study(spots, marked, planned)]
     title = f"Who gains from a second device ({STRATEGY}, global batch {BATCH})"
     subtitle = "Tiles: synthetic models (?: too noisy to tell). Stars, arrows: known ones. Dashed: no gain, no loss."
     figures = draw_map(spots, marked, title, machine, subtitle, out, when)

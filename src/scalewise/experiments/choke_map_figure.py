@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.patheffects import withStroke
 
-from scalewise.experiments.choke_map_plane import Spot, border, short
+from scalewise.experiments.choke_map_plane import Spot, border_pieces, short
 from scalewise.figures.style import COLOURS, INK, PAPER, new_figure, save, styled
 
 if TYPE_CHECKING:
@@ -52,6 +52,12 @@ def limits(marked: Sequence[int], ends: Sequence[float]) -> tuple[float, float]:
     return ends[0] / (room if -1 in ways else 1), ends[-1] * (room if 1 in ways else 1)
 
 
+def border_line(piece: Mapping[int, float], sizes: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Across each column of tiles, and along their edges from one to the next: through no tile that knows nothing."""
+    columns = [(edges(sizes)[sizes.index(size) :][:2], flops) for size, flops in piece.items()]
+    return [end for ends, _ in columns for end in ends], [flops for _, flops in columns for _ in range(2)]
+
+
 def clipped(speedups: Sequence[float]) -> Literal["neither", "min", "max", "both"]:
     """The ends of the colours that stand for more than their label says."""
     below, above = min(speedups) < WORST, max(speedups) > BEST
@@ -88,9 +94,8 @@ def draw_map(
             fontsize=9,
             color=ink,
         )
-    crossings = border(spots)
-    if len(crossings) > 1:
-        axes.plot(list(crossings), list(crossings.values()), color=INK, linewidth=1.4, linestyle=(0, (4, 3)))
+    for piece in border_pieces(spots):
+        axes.plot(*border_line(piece, sizes), color=INK, linewidth=1.4, linestyle=(0, (4, 3)))
     for name, place in marked.items():
         mark(axes, name, place, (edges(sizes), edges(computes)))
     axes.set_xscale("log")

@@ -31,18 +31,32 @@ class Spot:
 def border(spots: Sequence[Spot]) -> dict[int, float]:
     """For each model size the flops per sample at which two devices take as long as one, between two spots.
 
-    Sizes at which all spots gain, or all choke, have none.
+    Sizes at which all spots gain, or all choke, have none; nor have those where it runs beside a spot that is too
+    noisy to tell.
     """
     found: dict[int, float] = {}
     for parameters in sorted({spot.parameters for spot in spots}):
         column = sorted((spot for spot in spots if spot.parameters == parameters), key=lambda spot: spot.flops)
         for below, above in pairwise(column):
-            if below.speedup < 1 <= above.speedup:
+            if below.certain and above.certain and below.speedup < 1 <= above.speedup:
                 part = -math.log(below.speedup) / (math.log(above.speedup) - math.log(below.speedup))
                 found[parameters] = math.exp(
                     math.log(below.flops) + part * (math.log(above.flops) - math.log(below.flops))
                 )
     return found
+
+
+def border_pieces(spots: Sequence[Spot]) -> list[dict[int, float]]:
+    """The border, in pieces of neighbouring sizes that have one: none is drawn across a size that has not."""
+    crossings, pieces = border(spots), list[dict[int, float]]()
+    joined = False
+    for parameters in sorted({spot.parameters for spot in spots}):
+        if parameters in crossings:
+            if not joined:
+                pieces.append({})
+            pieces[-1][parameters] = crossings[parameters]
+        joined = parameters in crossings
+    return pieces
 
 
 def explained_by_ratio(spots: Sequence[Spot]) -> float:
@@ -65,23 +79,16 @@ def words(spots: Sequence[Spot], batch: int) -> list[str]:
     told = [spot for spot in spots if spot.certain]
     if not told:
         return [f"of none of {len(spots)} models it can be told whether it gains from a second device: too noisy"]
-    gaining = [spot for spot in told if spot.speedup >= 1]
-    best, worst = max(told, key=lambda spot: spot.speedup), min(told, key=lambda spot: spot.speedup)
-    gain = "gains" if len(gaining) == 1 else "gain"
-    found = [
-        f"{len(gaining)} of {len(told)} models {gain} from a second device at batch {batch}: from "
-        f"{best.speedup:.2f}x ({_model(best)}) down to {worst.speedup:.2f}x ({_model(worst)})"
-    ]
+    found = [_who_gains(told, batch)]
     if len(told) < len(spots):
         found[0] += f"; of {len(spots) - len(told)} more it cannot be told"
-    spots = told
     crossings = {parameters: flops / parameters for parameters, flops in border(spots).items()}
     if crossings:
         each = ", ".join(
             f"{_ratio(ratio)} at {short(parameters)} parameters" for parameters, ratio in crossings.items()
         )
         found.append(f"a second device pays above so many flops per sample and parameter: {each}")
-    share = explained_by_ratio(spots)
+    share = explained_by_ratio(told)
     if not math.isnan(share):
         found.append(
             f"the study's rule, compute against model size, puts {share:.0%} of the pairs of a gaining and a "
@@ -90,18 +97,38 @@ def words(spots: Sequence[Spot], batch: int) -> list[str]:
     return found
 
 
+def _who_gains(told: Sequence[Spot], batch: int) -> str:
+    """'25 of 55 models gain from a second device at batch 8, at best 2.04x (...); 30 choke, at worst 0.15x (...)'."""
+    gaining = [spot for spot in told if spot.speedup >= 1]
+    choking = len(told) - len(gaining)
+    best, worst = max(told, key=lambda spot: spot.speedup), min(told, key=lambda spot: spot.speedup)
+    ends = f"at best {best.speedup:.2f}x ({_model(best)})", f"at worst {worst.speedup:.2f}x ({_model(worst)})"
+    if not choking:
+        return f"all of {len(told)} models gain from a second device at batch {batch}: {ends[0]}, {ends[1]}"
+    if not gaining:
+        return f"none of {len(told)} models gains from a second device at batch {batch}: {ends[0]}, {ends[1]}"
+    gain, choke = ("gains" if len(gaining) == 1 else "gain"), ("chokes" if choking == 1 else "choke")
+    return (
+        f"{len(gaining)} of {len(told)} models {gain} from a second device at batch {batch}, {ends[0]}; "
+        f"{choking} {choke}, {ends[1]}"
+    )
+
+
 def _ratio(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def beside_the_study(spots: Sequence[Spot], known: Mapping[str, tuple[int, int]]) -> list[str]:
-    """The study's two models by what the nearest synthetic one does: `known` gives parameters and flops per sample."""
+def beside_the_study(
+    spots: Sequence[Spot], known: Mapping[str, tuple[int, int]], planned: Sequence[tuple[int, int]] = ()
+) -> list[str]:
+    """The study's two models by what the nearest synthetic one does: `known` gives parameters and flops per sample,
+    as `planned` does of the models that the map is to have."""
     said = []
     for name, gained in STUDIED.items():
         place = known[name]
-        nearest = min(spots, key=lambda spot: _decades(spot, place))
-        if _decades(nearest, place) > NEAR_DECADES:
-            said.append(f"{name} lies beyond the map: no model near it was timed")
+        nearest = min(spots, key=lambda spot: _decades((spot.parameters, spot.flops), place))
+        if _decades((nearest.parameters, nearest.flops), place) > NEAR_DECADES:
+            said.append(_why_not(name, place, planned))
             continue
         if not nearest.certain:
             verdict = "too noisy to tell"
@@ -113,13 +140,24 @@ def beside_the_study(spots: Sequence[Spot], known: Mapping[str, tuple[int, int]]
     return said
 
 
-def _decades(spot: Spot, place: tuple[int, int]) -> float:
-    """How far a model is from a place, along the axis where that is further."""
-    return max(abs(math.log10(spot.parameters / place[0])), abs(math.log10(spot.flops / place[1])))
+def _why_not(name: str, place: tuple[int, int], planned: Sequence[tuple[int, int]]) -> str:
+    near = min(planned, key=lambda each: _decades(each, place), default=None)
+    if near is None or _decades(near, place) > NEAR_DECADES:
+        return f"{name} lies beyond the map: it has no model near it"
+    return f"nothing can be said of {name}: the model nearest to it ({_text(*near)}) has no time yet"
+
+
+def _decades(one: tuple[int, int], other: tuple[int, int]) -> float:
+    """How far two places are from each other, along the axis where that is further."""
+    return max(abs(math.log10(here / there)) for here, there in zip(one, other, strict=True))
 
 
 def _model(spot: Spot) -> str:
-    return f"{short(spot.parameters)} parameters, {short(spot.flops)} flops"
+    return _text(spot.parameters, spot.flops)
+
+
+def _text(parameters: int, flops: int) -> str:
+    return f"{short(parameters)} parameters, {short(flops)} flops"
 
 
 def short(value: float) -> str:

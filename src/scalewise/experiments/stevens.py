@@ -51,7 +51,7 @@ class Grid:
 STUDY_BATCHES = (10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600)
 FULL = (Grid("linear", STUDY_BATCHES), Grid("conv", STUDY_BATCHES))
 QUICK = (
-    Grid("linear", (10, 30, 100, 300), budget=4.0, budget_total=65.0),
+    Grid("linear", (10, 20, 100, 200), budget=4.0, budget_total=65.0),
     Grid("conv", (2, 4, 10), ("single", STUDIED), budget=15.0, budget_total=70.0),
 )
 """conv takes a tenth of a second for a clip on one core: few batches, and small ones, so that each is visited often

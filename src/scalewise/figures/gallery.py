@@ -32,12 +32,12 @@ def draw_all(series: Sequence[Series], folder: Path) -> list[Path]:
 
 
 def draw_all_phases(series: Sequence[Series], folder: Path) -> list[Path]:
-    """One figure per workload, with all of its strategies."""
+    """One figure per workload, with all of its strategies that may be compared."""
     paths: list[Path] = []
-    for workload in dict.fromkeys(each.workload for each in series):
-        figure = draw_phases([each for each in series if each.workload == workload])
+    for workload, kin in dict.fromkeys((each.workload, each.kin) for each in series):
+        figure = draw_phases([each for each in series if (each.workload, each.kin) == (workload, kin)])
         if figure:
-            paths += save(figure, folder, file_name("phases", workload))
+            paths += save(figure, folder, file_name("phases", workload, kin))
     return paths
 
 

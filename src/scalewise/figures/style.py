@@ -107,7 +107,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 def file_name(*parts: str) -> str:
     """'epochs', 'linear, data-parallel:engine=threads' -> 'epochs-linear-data-parallel-engine-threads'."""
-    return "-".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-") for part in parts)
+    return "-".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-") for part in parts if part)
 
 
 def device_look(devices: int, counts: Sequence[int]) -> dict[str, Any]:

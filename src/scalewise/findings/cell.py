@@ -62,6 +62,8 @@ class Series:
     cells: tuple[Cell, ...]
     machine: str = ""
     when: str = ""
+    kin: str = ""
+    """What tells it and the series it may be compared with from others of its workload: a machine, a precision."""
 
     @property
     def name(self) -> str:

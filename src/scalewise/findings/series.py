@@ -41,17 +41,17 @@ def series_of(measurements: Sequence[Measurement], environments: Mapping[str, En
             for batch in batches
         ]
         found.append(([*members], [*filter(None, ones), *(each for each in members if each.devices > 1)]))
+    firsts = [members[0] for members, _ in found]
     return [
         Series(
-            members[0].workload,
-            label,
+            first.workload,
+            ", ".join([strategy_text(first), *_told_apart(first, _of_one_strategy(first, firsts), environments)]),
             tuple(cell for each in compared if (cell := cell_of(each, environments))),
-            machine=place_text(environments[members[0].environment], members[0].device_kind),
+            machine=place_text(environments[first.environment], first.device_kind),
             when=when_text([each.started for each in members]),
+            kin=", ".join(_told_apart(first, _of_one_workload(first, firsts), environments)),
         )
-        for (members, compared), label in zip(
-            found, _labels([members[0] for members, _ in found], environments), strict=True
-        )
+        for first, (members, compared) in zip(firsts, found, strict=True)
     ]
 
 
@@ -106,27 +106,34 @@ def _alike(measurement: Measurement, environments: Mapping[str, Environment]) ->
 
 
 def place_key(measurement: Measurement, environments: Mapping[str, Environment]) -> str:
-    """The machine, the versions and the data."""
-    environment = environments[measurement.environment].model_dump(mode="json")
-    environment["hardware"].pop("memory_bytes", None)  # differs by a few pages from one start of a machine to the next
-    return json.dumps(environment, sort_keys=True)
+    """The machine, its software, the data and the conditions."""
+    return json.dumps(environments[measurement.environment].place, sort_keys=True)
 
 
-def _labels(firsts: list[Measurement], environments: Mapping[str, Environment]) -> list[str]:
-    """Strategies, with whatever else tells apart series that would bear the same name: the machine's, if that does."""
-    same: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
-    for each in firsts:
-        same[each.workload, strategy_text(each)].append(each)
-    labels = []
-    for each in firsts:
-        others = same[each.workload, strategy_text(each)]
-        differing = [name for name in _TELLING if len({getattr(other, name) for other in others}) > 1]
-        extra = [_TELLING[name].format(getattr(each, name)) for name in differing if getattr(each, name) is not None]
-        machines = [machine_text(environments[other.environment], other.device_kind) for other in others]
-        if "environment" in differing and len(set(machines)) == len({other.environment for other in others}):
-            extra[-1] = machine_text(environments[each.environment], each.device_kind)
-        labels.append(", ".join([strategy_text(each), *extra]))
-    return labels
+def _of_one_strategy(first: Measurement, firsts: Sequence[Measurement]) -> list[Measurement]:
+    """Those whose series would bear the same name."""
+    name = first.workload, strategy_text(first)
+    return [other for other in firsts if (other.workload, strategy_text(other)) == name]
+
+
+def _of_one_workload(first: Measurement, firsts: Sequence[Measurement]) -> list[Measurement]:
+    """As on one host: hosts are compared with one."""
+    return [replace(other, hosts=1, link=None) for other in firsts if other.workload == first.workload]
+
+
+def _told_apart(
+    first: Measurement, others: Sequence[Measurement], environments: Mapping[str, Environment]
+) -> list[str]:
+    """Whatever tells it from others beside the strategy: the machine's name, if that does."""
+    differing = [name for name in _TELLING if len({getattr(other, name) for other in others}) > 1]
+    extra = [_TELLING[name].format(getattr(first, name)) for name in differing if getattr(first, name) is not None]
+    places = {place_key(other, environments): other for other in others}
+    if len(places) > 1:
+        machines = {machine_text(environments[other.environment], other.device_kind) for other in places.values()}
+        same = places[place_key(first, environments)]
+        machine = machine_text(environments[first.environment], first.device_kind)
+        extra.append(machine if len(machines) == len(places) else f"environment {same.environment}")
+    return extra
 
 
 _TELLING = {
@@ -137,5 +144,4 @@ _TELLING = {
     "optimizer": "{}",
     "protocol": "{} protocol",
     "execution": "{}",
-    "environment": "environment {}",
 }

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
 
+from scalewise.measuring.spread import Spread, usual_spread
 from scalewise.phases import shared_out
-from scalewise.results.statistics import Interval, interval_of, student_interval
+from scalewise.results.statistics import Interval, interval_of
 
 WARM_UP_STEPS, GRAPH_WARM_UP_STEPS = 2, 6
 WARM_UP_SECONDS = 0.05
@@ -83,22 +84,31 @@ def counted(blocks: Sequence[Block]) -> Sequence[Block]:
     return blocks[1:] if len(blocks) > 1 else blocks
 
 
-def interval_of_blocks(blocks: Sequence[Sequence[float]]) -> Interval:
+def interval_of_blocks(blocks: Sequence[Sequence[float]], usual: Spread | None = None) -> Interval:
     """The median of all steps, with a 95 % interval of Student's t over the blocks' own medians.
 
     Steps in a row are alike, and a machine is not the same a minute later: however many steps a block has, it is one
-    look at the machine. Blocks that agree by chance do not make the interval narrower than the noise of the steps
-    allows. A lone block knows nothing of others: its interval is that of its steps.
+    look at the machine. How far such looks lie from each other is known from other cells too, if `usual` is given.
+    Blocks that agree by chance do not make the interval narrower than the noise of the steps allows. A lone block
+    that nothing is known beside has the interval of its steps.
     """
     blocks = [block for block in blocks if block]
     steps = [step for block in blocks for step in block]
-    if len(blocks) < 2:
+    levels = levels_of(blocks)
+    if not (usual := usual or usual_spread([levels])) or len(steps) < 2:
         return interval_of(steps)
-    middle, levels = median(steps), [median(block) for block in blocks]
-    low, high = student_interval(levels, _widened_by_likeness(levels))
-    least = LEAST_ERRORS * OF_A_MEDIAN * stray_of(blocks) / math.sqrt(len(steps))
-    low, high = min(low, fmean(levels) - least), max(high, fmean(levels) + least)
+    middle, centre = median(steps), fmean(levels)
+    reach = max(
+        usual.reach(levels) * _widened_by_likeness(levels),
+        LEAST_ERRORS * OF_A_MEDIAN * stray_of(blocks) / math.sqrt(len(steps)),
+    )
+    low, high = max(0.0, centre - reach), centre + reach
     return Interval(middle, min(low, middle), max(high, middle), len(steps))
+
+
+def levels_of(blocks: Sequence[Sequence[float]]) -> list[float]:
+    """The median step of each block that has any."""
+    return [median(block) for block in blocks if block]
 
 
 def stray_of(blocks: Sequence[Sequence[float]]) -> float:

@@ -17,11 +17,14 @@ from scalewise.measuring.block import (
     interval_of_blocks,
     stray_of,
 )
+from scalewise.measuring.spread import Spread
 from scalewise.results.statistics import Interval, critical_value
 
 LEAST_BLOCKS = 5
 """Repeats that count, without which little is known of how a cell differs from one minute to the next: of fewer, the
 first interval that happens to be narrow would end a cell, and be too narrow."""
+LEAST_BESIDE_OTHERS, KNOWN_FROM = 3, 8
+"""Repeats that do where other cells tell how repeats differ, and the degrees of freedom from which on they do."""
 LEAST_STEPS = 2
 FIRST_STEPS, CAUTIOUS_STEPS = 8, 3
 """Of a first block: of cells expected to be quick, and of those about which nothing is known."""
@@ -38,17 +41,21 @@ class Goal:
     percent: float = 2.0
     budget_seconds: float = 30.0
 
-    def ends(self, blocks: Sequence[Block]) -> bool:
+    def ends(self, blocks: Sequence[Block], usual: Spread | None = None) -> bool:
         """Reached, or the budget is spent. There is a second visit, unless a few steps take half the budget."""
         if len(blocks) == 1:
             return sum(blocks[0].seconds) >= self.budget_seconds / 2
         repeats = counted(blocks)
-        interval = interval_of_blocks([block.seconds for block in repeats])
-        return self.reached(interval, len(repeats)) or spent_seconds(blocks) >= self.budget_seconds
+        interval = interval_of_blocks([block.seconds for block in repeats], usual)
+        return self.reached(interval, len(repeats), usual) or spent_seconds(blocks) >= self.budget_seconds
 
-    def reached(self, interval: Interval, blocks: int) -> bool:
+    def reached(self, interval: Interval, blocks: int, usual: Spread | None = None) -> bool:
         """With so many blocks that count."""
-        return blocks >= LEAST_BLOCKS and 100 * interval.width <= self.percent
+        return blocks >= least_blocks(usual) and 100 * interval.width <= self.percent
+
+
+def least_blocks(usual: Spread | None) -> int:
+    return LEAST_BESIDE_OTHERS if usual and usual.degrees_of_freedom >= KNOWN_FROM else LEAST_BLOCKS
 
 
 def first_steps(expected_seconds: float | None, budget_seconds: float, graph: bool = False) -> int:
@@ -96,10 +103,11 @@ def _start_up_seconds(block: Block) -> float:
     return max(0.0, block.wall_seconds - sum(block.seconds))
 
 
-def progress(interval: Interval, blocks: int, spent_seconds: float, goal: Goal) -> float:
+def progress(interval: Interval, blocks: int, spent_seconds: float, goal: Goal, usual: Spread | None = None) -> float:
     """How far a cell is, from 0 to 1: by its interval, or by its budget if that ends it sooner."""
     if not blocks:
         return 0.0
     wide = 100 * interval.width > goal.percent
-    by_width = ((goal.percent / interval.width / 100) ** 2 if wide else 1.0) * min(1.0, blocks / LEAST_BLOCKS)
+    by_width = (goal.percent / interval.width / 100) ** 2 if wide else 1.0
+    by_width *= min(1.0, blocks / least_blocks(usual))
     return min(1.0, max(by_width, spent_seconds / goal.budget_seconds))

@@ -13,6 +13,8 @@ from scalewise.atomic import write_atomically
 from scalewise.errors import UserError, in_our_words
 
 FILE = "environment.json"
+VARIES = "memory_bytes"
+"""Of the hardware: by a few pages from one start of a machine to the next."""
 
 
 class Environment(BaseModel):
@@ -33,6 +35,17 @@ class Environment(BaseModel):
     def id(self) -> str:
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def place(self) -> dict[str, dict[str, Any]]:
+        """What cells must share to be compared, by kind: the one definition of the same machine, software and data."""
+        document = self.model_dump(mode="json")
+        return {
+            "hardware": {key: value for key, value in document["hardware"].items() if key != VARIES},
+            "versions": document["versions"],
+            "data": {"data": self.data, "samples": self.samples_per_epoch},
+            "conditions": document["conditions"],
+        }
 
 
 def read_environments(folder: Path) -> dict[str, Environment]:

@@ -60,12 +60,12 @@ def interval_of(values: Sequence[float]) -> Interval:
     return Interval(middle, ordered[low], ordered[high], count)
 
 
-def student_interval(values: Sequence[float], widened: float = 1.0) -> tuple[float, float]:
+def student_interval(values: Sequence[float]) -> tuple[float, float]:
     """The ends of the 95 % interval of the mean, of times: not below 0. A single value is both."""
     centre, count = fmean(values), len(values)
     if count == 1:
         return centre, centre
-    reach = widened * critical_value(count - 1) * stdev(values) / math.sqrt(count)
+    reach = critical_value(count - 1) * stdev(values) / math.sqrt(count)
     return max(0.0, centre - reach), centre + reach
 
 

@@ -52,8 +52,18 @@ class Store:
 
     @staticmethod
     def environments(*folders: Path | str) -> dict[str, Environment]:
-        """By the id that measurements name."""
-        return {key: each for folder in folders for key, each in read_environments(Path(folder)).items()}
+        """By the id that measurements name; a UserError where one of them is not there."""
+        found: dict[str, Environment] = {}
+        for folder in map(Path, folders):
+            known = read_environments(folder)
+            named = {each.environment for each in _read(folder / FILE)[0]} if (folder / FILE).is_file() else set()
+            if missing := sorted(named - set(known)):
+                raise UserError(
+                    f"{folder / ENVIRONMENTS} {f'lacks {missing[0]}' if known else 'is missing or empty'}, and "
+                    f"{folder / FILE} names by it what was measured on which machine; copy the one that belongs to it"
+                )
+            found |= known
+        return found
 
     @property
     def measurements(self) -> list[Measurement]:

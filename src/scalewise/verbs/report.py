@@ -131,9 +131,9 @@ def page_of(
         lines += [f"- {finding.sentence}" for finding in found[each.name]] or [_nothing_to_compare(each)]
         lines.append("")
         lines += _images(figures, file_name(each.workload, each.strategy))
-    for workload in dict.fromkeys(each.workload for each in series):
-        if images := _images(figures, file_name(workload)):
-            lines += [f"## {workload}: where a step's seconds go", "", *images]
+    for workload, kin in dict.fromkeys((each.workload, each.kin) for each in series):
+        if images := _images(figures, file_name(workload, kin)):
+            lines += [f"## {workload}{f', {kin}' if kin else ''}: where a step's seconds go", "", *images]
     if remarks:
         lines += ["## To bear in mind", "", *(f"- {remark}" for remark in remarks), ""]
     return "\n".join(lines)

@@ -12,12 +12,9 @@ import torch
 
 from scalewise import __version__
 from scalewise.errors import UserError
-from scalewise.results.environment import Environment
+from scalewise.results.environment import VARIES, Environment
 from scalewise.session.cores import allowed_cores
 from scalewise.session.hardware import cpu_name
-
-VARIES = "memory_bytes"
-"""By a few pages from one start of a machine to the next."""
 
 
 def surroundings(data: str, samples: int | None, conditions: Mapping[str, Any]) -> Environment:
@@ -46,27 +43,16 @@ def surroundings(data: str, samples: int | None, conditions: Mapping[str, Any]) 
 
 
 def check_same(folder: object, before: Environment, now: Environment) -> None:
-    """A UserError where cells of one folder would not be comparable: another machine, other data, other conditions.
+    """A UserError where cells of one folder would not be comparable: another machine, other software, data, conditions.
 
     Where a model failed before its data was known, there is none to differ.
     """
-    both_known = before.samples_per_epoch is not None and now.samples_per_epoch is not None
-    for what, old, new in (
-        ("hardware", _steady(before.hardware), _steady(now.hardware)),
-        ("data", _data(before) if both_known else {}, _data(now) if both_known else {}),
-        ("conditions", before.conditions, now.conditions),
-    ):
-        for key in {**old, **new}:
+    unknown = before.samples_per_epoch is None or now.samples_per_epoch is None
+    for what, old in before.place.items():
+        new = now.place[what]
+        for key in {**old, **new} if what != "data" or not unknown else ():
             if old.get(key) != new.get(key):
                 raise UserError(
                     f"{folder} was measured with other {what}: {key} was {old.get(key)!r} and is now {new.get(key)!r}; "
                     "name another folder with --out (several can be read together)"
                 )
-
-
-def _steady(hardware: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in hardware.items() if key != VARIES}
-
-
-def _data(environment: Environment) -> dict[str, Any]:
-    return {"data": environment.data, "samples": environment.samples_per_epoch}

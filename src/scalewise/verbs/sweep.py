@@ -3,12 +3,13 @@
     window    | a  b  c  d | ref | a  b  c  d | ref | a  c  d  e | ref ...      (b is through, e takes its place)
 
 A reference cell is timed between rounds. Where it moved, what was timed since it last stood still is timed again.
+How far visits to a cell lie from each other is learnt from all cells together.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -16,11 +17,12 @@ from time import perf_counter
 from scalewise.errors import RunFailed, UserError, UsersCodeFailed
 from scalewise.measuring.cell import Cell
 from scalewise.measuring.reference import Reference
-from scalewise.measuring.stopping import Goal, progress
+from scalewise.measuring.spread import usual_spreads
+from scalewise.measuring.stopping import Goal
 from scalewise.results.measurement import Measurement
 from scalewise.results.statistics import Interval
 from scalewise.results.store import Store
-from scalewise.session.failure import RankFailed
+from scalewise.session.failure import RankFailed, smaller_batch
 from scalewise.training.loop import Report
 from scalewise.verbs.sessions import Sessions
 from scalewise.verbs.timing import Timed, time_steps, timed, timed_epochs
@@ -72,7 +74,11 @@ class Sweep:
         self.step_seconds: dict[Cell, float] = {}
         self.standard: Trial | None = None
         self.reference = Reference()
+        self.learnt: dict[int, list[list[float]]] = defaultdict(list)
+        """The visits' levels of cells that are through, by device count: one device waits for no other."""
         self.done = 0
+        self.told = 0.0
+        """The largest fraction that was told: a cell that is timed again does not take the bar back."""
 
     @property
     def not_begun(self) -> int:
@@ -113,10 +119,11 @@ class Sweep:
         except UserError as error:
             self._record(trial, trial.without("skipped", str(error)))
         except RankFailed as error:
-            self._record(trial, trial.without("oom" if error.kind == "oom" else "failed", str(error)))
+            self._record(trial, trial.without("oom" if error.kind == "oom" else "failed", for_a_sweep(str(error))))
         except RunFailed as error:
-            self._record(trial, trial.without("failed", str(error)))
+            self._record(trial, trial.without("failed", for_a_sweep(str(error))))
         else:
+            self._learn()
             self.step_seconds[trial.cell] = trial.interval.median
             self._tell(trial)
 
@@ -152,22 +159,33 @@ class Sweep:
         for trial in [trial for trial in self.window if trial.through(self.goal)]:
             self.window.remove(trial)
             self.pending.append(trial)
-        at_the_end = not self.waiting and not self.window
+        in_time = perf_counter() < self.deadline
+        at_the_end = not in_time or not (self.waiting or self.window)
         if self.standard and not self.reference.due() and not at_the_end:
             return
         moved = self._moved()
-        through, self.pending = self.pending, []
-        for trial in through + self.window:
-            if moved and trial.cell.protocol == "quick" and trial.retimed < MOST_RETIMED:
+        for trial in self.pending + self.window:
+            if moved and in_time and trial.cell.protocol == "quick" and trial.retimed < MOST_RETIMED:
                 trial.forget_unsettled()
             else:
                 trial.drifted |= moved and trial.settled < len(trial.seen)
                 trial.settled = len(trial.seen)
+        self._learn()
+        through, self.pending = self.pending, []
         for trial in through:
             if trial.through(self.goal):
                 self._record(trial, trial.measurement(self.goal))
             else:
                 self.window.append(trial)
+
+    def _learn(self) -> None:
+        under_way = self.window + self.pending
+        seen = {devices: [*cells] for devices, cells in self.learnt.items()}
+        for trial in under_way:
+            seen.setdefault(trial.cell.devices, []).append(trial.levels)
+        usual = usual_spreads(seen)
+        for trial in under_way:
+            trial.usual = usual[trial.cell.devices]
 
     def _moved(self) -> bool:
         """Whether the reference is not what it was; False where there is none, or where it costs too much."""
@@ -188,12 +206,14 @@ class Sweep:
         except (UserError, RunFailed):
             self.standard = None  # another will do
             return False
-        return self.reference.moved(replace(self.standard, seen=[seen]).interval, seen.block.wall_seconds)
+        return self.reference.moved(replace(self.standard, seen=[seen], usual=None).interval, seen.block.wall_seconds)
 
     def _record(self, trial: Trial, measurement: Measurement) -> None:
         self.store.append(measurement)
         if trial in self.window:
             self.window.remove(trial)
+        if measurement.status == "ok":
+            self.learnt[trial.cell.devices].append(trial.levels)
         self.done += 1
         if self.on_cell:
             self.on_cell(measurement)
@@ -201,8 +221,17 @@ class Sweep:
     def _tell(self, trial: Trial, fraction: float | None = None) -> None:
         if self.on_progress is None:
             return
-        under_way = sum(
-            progress(each.interval, len(each.counted), each.spent_seconds, self.goal) for each in self.window
-        )
+        under_way = sum(each.progress(self.goal) for each in self.window)
         share = (self.done + (under_way if fraction is None else fraction)) / self.total
-        self.on_progress(Progress(self.done, self.total, share, trial.cell, trial.interval, len(trial.seen)))
+        self.told = max(self.told, share)
+        self.on_progress(Progress(self.done, self.total, self.told, trial.cell, trial.interval, len(trial.seen)))
+
+
+def for_a_sweep(sentence: str) -> str:
+    """What went wrong, without the options of `train` that `measure` has not."""
+    for theirs, ours in (
+        (smaller_batch("mirrored"), smaller_batch("pipeline")),
+        ("a lower --learning-rate than", "a lower learning rate than"),
+    ):
+        sentence = sentence.replace(theirs, ours)
+    return sentence

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from scalewise.measuring.block import Block, counted, epoch_of, interval_of_blocks, phases_of
+from scalewise.measuring.block import Block, counted, epoch_of, interval_of_blocks, levels_of, phases_of
 from scalewise.measuring.cell import Cell
-from scalewise.measuring.stopping import Goal, first_steps, next_steps, spent_seconds
+from scalewise.measuring.spread import Spread
+from scalewise.measuring.stopping import Goal, first_steps, next_steps, progress, spent_seconds
 from scalewise.results.measurement import DRIFT, INTERVAL_NOT_REACHED, NO_GRAPH, OVERSUBSCRIBED, Measurement, Status
 from scalewise.results.statistics import Interval
 from scalewise.session.placement import Placement
@@ -41,6 +42,8 @@ class Trial:
     settled: int = 0
     retimed: int = 0
     drifted: bool = False
+    usual: Spread | None = None
+    """Of visits to the cells of its sweep."""
     started: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
     @property
@@ -58,7 +61,13 @@ class Trial:
 
     @property
     def interval(self) -> Interval:
-        return interval_of_blocks([block.seconds for block in self.counted])
+        """A first visit, which counts where there is no other, is not like those that the sweep has learnt from."""
+        return interval_of_blocks([block.seconds for block in self.counted], self.usual if len(self.seen) > 1 else None)
+
+    @property
+    def levels(self) -> list[float]:
+        """Of its visits that count: what the sweep learns from it. Epochs in a row are no visits."""
+        return levels_of([block.seconds for block in self.counted]) if self.cell.protocol == "quick" else []
 
     @property
     def spent_seconds(self) -> float:
@@ -77,7 +86,11 @@ class Trial:
     def through(self, goal: Goal) -> bool:
         if self.cell.protocol == "paper":
             return bool(self.seen)
-        return bool(self.seen) and goal.ends(self.blocks)
+        return bool(self.seen) and goal.ends(self.blocks, self.usual)
+
+    def progress(self, goal: Goal) -> float:
+        """From 0 to 1."""
+        return progress(self.interval, len(self.counted), self.spent_seconds, goal, self.usual)
 
     def forget_unsettled(self) -> None:
         del self.seen[self.settled :]
@@ -86,7 +99,8 @@ class Trial:
     def measurement(self, goal: Goal) -> Measurement:
         last, interval, cell = self.seen[-1], self.interval, self.cell
         flags = {
-            INTERVAL_NOT_REACHED: cell.protocol == "quick" and not goal.reached(interval, len(self.counted)),
+            INTERVAL_NOT_REACHED: cell.protocol == "quick"
+            and not goal.reached(interval, len(self.counted), self.usual),
             DRIFT: self.drifted,
             OVERSUBSCRIBED: self.task.placement.oversubscribed,
             NO_GRAPH: last.execution != cell.execution,
