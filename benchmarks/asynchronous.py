@@ -3,8 +3,8 @@
     python benchmarks/asynchronous.py losses --device-kind slice   # both speech models, 4 workers
     python benchmarks/asynchronous.py straggler                    # U-Net, 2 CPU workers, one at half speed
 
-Losses are means over the last epoch's samples, each before its update. Throughput is in samples per second; runs with
-and without the straggler take turns.
+Losses are means over the last epoch's samples, each before its update. Throughput is in samples per second of wall time
+after the warm-up, of both alike; runs with and without the straggler take turns.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ def straggler(workload: str, repeats: int, steps: int, console: Console) -> dict
                 result = scalewise.train(
                     workload, strategy=strategy, devices=2, device_kind="cpu", batch=16, steps=steps, slow=slow
                 )
-                rate = result.samples_per_second or 16 / result.step_seconds.median
-                rates.setdefault(f"{strategy}{', one at half speed' if slow else ''}", []).append(rate)
+                assert result.samples_per_second is not None
+                name = f"{strategy}{', one at half speed' if slow else ''}"
+                rates.setdefault(name, []).append(result.samples_per_second)
         console.print(f"  round {repeat + 1} of {repeats}", style="dim")
     found = {name: median(each) for name, each in rates.items()}
     kept = {

@@ -38,6 +38,14 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
         "reproduce stevens --out here --device-kind cpu",
         ["experiment 'stevens' chooses its devices itself; leave --device-kind cpu out"],
     ),
+    "a seed for an experiment that has its own": (
+        "reproduce stevens --out here --seed 1",
+        ["experiment 'stevens' has its seeds fixed; leave --seed 1 out"],
+    ),
+    "seeds that are no numbers": (
+        "reproduce sync-vs-async --out here --seed 0,one",
+        ["--seed is '0,one'; it must be whole numbers from 0, as in --seed 0,1,2"],
+    ),
     "no such precision": ("train linear --precision fp64", ["'fp64'", "'fp32', 'tf32', 'bf16'"]),
     "no such execution": ("train linear --execution lazy", ["'lazy'", "'eager', 'graph', 'auto'"]),
     "no such optimizer": (

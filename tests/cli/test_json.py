@@ -19,7 +19,7 @@ TRAIN = {
     "precision", "steps", "epochs", "epoch_seconds", "step_seconds", "loss", "accuracy", "phases", "bytes_per_step",
     "parameters", "execution",
 }  # fmt: skip
-BESIDE = {"data", "load", "memory", "peak_memory_bytes", "phases_rank", "notes", "checkpoint"}
+BESIDE = {"data", "load", "memory", "peak_memory_bytes", "phases_rank", "samples_per_second", "notes", "checkpoint"}
 DESCRIBE = {
     "workload", "parameters", "parameter_bytes", "input_bytes", "forward_backward_bytes", "flops_per_sample", "layers",
 }  # fmt: skip

@@ -16,7 +16,7 @@ from scalewise.experiments.curves import Point
 from scalewise.experiments.sync_vs_async import ASYNCHRONOUS, CONDITIONS, SYNCHRONOUS, conclude
 from scalewise.experiments.sync_vs_async_death import train_through_death
 from scalewise.experiments.sync_vs_async_runs import Ran
-from scalewise.experiments.sync_vs_async_words import findings, shared_cores
+from scalewise.experiments.sync_vs_async_words import Trial, findings, shared_cores
 from scalewise.results.experiment import ExperimentResult
 from scalewise.verbs.train import train
 
@@ -30,7 +30,8 @@ def falling(seconds: float, **more: Any) -> Ran:
 
 def with_a_death(synchronous: Ran, asynchronous: Ran, reached: float = 3.0) -> list[str]:
     times = {"a dying worker": {SYNCHRONOUS: 8.0, ASYNCHRONOUS: reached}}
-    return findings(times, {"a dying worker": {SYNCHRONOUS: synchronous, ASYNCHRONOUS: asynchronous}}, TARGET)
+    ran = {"a dying worker": {SYNCHRONOUS: synchronous, ASYNCHRONOUS: asynchronous}}
+    return findings([Trial(0, TARGET, times, ran)])
 
 
 def test_a_loss_that_was_reached_before_the_death_is_no_win() -> None:
@@ -77,32 +78,41 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> ExperimentResult:
             ASYNCHRONOUS: falling(10, death_seconds=9.0),
         },
     }
-    return conclude(tmp_path_factory.mktemp("result"), ran, "2 cores of a machine", 2)
+    return conclude(tmp_path_factory.mktemp("result"), {0: ran}, "2 cores of a machine", 2)
 
 
 def test_times_stand_beside_each_other_and_an_early_one_is_marked(result: ExperimentResult) -> None:
-    # 91 means of 10 updates each, of which the 45th lies half-way: 1 - (45 + 54) / 200.
-    assert result.data["target_loss"] == pytest.approx(1.05 * 0.505)
+    # 91 means of 10 updates each, of which the 72nd lies at four fifths: 1 - (72 + 81) / 200.
+    [seed] = result.data["seeds"]
+    assert seed["target_loss"] == pytest.approx(1.05 * 0.235)
     assert [row[:3] for row in result.rows] == [
-        ["equal devices", "5.2 s", "4.16 s"],
-        ["a dying worker", "10.4 s", "5.2 s (before the death)"],
+        ["equal devices", "8 s", "6.4 s"],
+        ["a dying worker", "16 s", "8 s (before the death)"],
     ]
-    assert result.findings[0] == "Sooner at loss 0.53: asynchronous training with equal devices."
+    assert result.findings[0] == "Sooner at loss 0.25: asynchronous training with equal devices."
 
 
 def ending_at(loss: float) -> Ran:
     return Ran([Point(1.0, loss, 160)], 160.0)
 
 
-def headline(*conditions: tuple[float, float, float, float]) -> str:
-    """From (seconds and last loss of the synchronous run, the same of the other) with A, B, ..."""
+Row = tuple[float | None, float, float | None, float]
+"""Seconds and last loss of the synchronous run, the same of the other."""
+
+
+def trial_of(*conditions: Row, seed: int = 0, target: float = TARGET) -> Trial:
+    """With A, B, ..."""
     names = "ABCD"[: len(conditions)]
     times = {name: {SYNCHRONOUS: row[0], ASYNCHRONOUS: row[2]} for name, row in zip(names, conditions, strict=True)}
     ran = {
         name: {SYNCHRONOUS: ending_at(row[1]), ASYNCHRONOUS: ending_at(row[3])}
         for name, row in zip(names, conditions, strict=True)
     }
-    return findings(times, ran, TARGET)[0]
+    return Trial(seed, target, times, ran)
+
+
+def headline(*conditions: Row) -> str:
+    return findings([trial_of(*conditions)])[0]
 
 
 def test_the_headline_says_when_each_is_the_better_choice() -> None:
@@ -117,13 +127,64 @@ def test_where_single_runs_end_decides_nothing() -> None:
     assert headline((4, 0.1, 4, 0.15)) == "It makes no difference with A."
 
 
+def test_several_seeds_judge_only_where_all_agree() -> None:
+    """A: asynchronous with all. B: once each. C: even, and once not. D: a loss that one never came to."""
+    said = findings(
+        [
+            trial_of((4, 0.1, 2, 0.1), (4, 0.1, 2, 0.2), (4, 0.1, 4, 0.1), (4, 0.1, 5, 0.2)),
+            trial_of((6, 0.1, 2, 0.2), (2, 0.1, 4, 0.2), (4, 0.1, 2, 0.1), (4, 0.1, None, 0.3), seed=1, target=0.25),
+            trial_of((5, 0.1, 2, 0.1), (4, 0.1, 2, 0.2), (4, 0.1, 4, 0.1), (4, 0.1, 6, 0.2), seed=2, target=0.22),
+        ]
+    )
+    assert said[0] == (
+        "Sooner at loss 0.20 to 0.25 with every one of 3 seeds: asynchronous training with A; synchronous training "
+        "with D. Seeds do not agree with B and C."
+    )
+    assert said[1] == (
+        "With A, loss 0.20 to 0.25 took 4 s, 6 s and 5 s synchronously and 2 s, 2 s and 2 s asynchronously with 3 "
+        "seeds: synchronous training took 2.50 times as long in the median."
+    )
+    assert "With D, loss 0.20 to 0.25: 4 s, 4 s and 4 s synchronously and 5 s, never and 6 s asynchronously" in said[4]
+    [ends] = [each for each in said if each.startswith("Losses at the end")]
+    assert "0.100, 0.100 and 0.100 against 0.200, 0.200 and 0.200 with B (synchronous training ends lower" in ends
+    assert "with A (seeds do not agree on the lower)" in ends
+    assert said[-1].endswith("and these are 3 runs of each.")
+
+
+def test_a_run_that_failed_with_one_seed_leaves_the_others_to_compare() -> None:
+    failed = trial_of((4, 0.1, 2, 0.1), seed=1)
+    failed = replace(failed, ran={"A": {**failed.ran["A"], SYNCHRONOUS: Ran([], reason="did not come through: x")}})
+    said = findings([trial_of((4, 0.1, 2, 0.1)), failed])
+    assert said[0].endswith("asynchronous training with A.")
+    assert said[1] == "Seed 1: With A, nothing can be compared: synchronously, training did not come through: x."
+    assert "took 4 s synchronously and 2 s asynchronously: synchronous training took 2.00 times as long." in said[2]
+
+
+def test_several_seeds_in_one_table_and_figure(tmp_path: Path) -> None:
+    def done(seconds: float, last: float) -> sync_vs_async.Done:
+        late = falling(seconds, staleness=1.0)
+        never = replace(late, points=[replace(point, loss=max(point.loss, last)) for point in late.points])
+        return {"equal devices": {SYNCHRONOUS: falling(10), ASYNCHRONOUS: late},
+                "a slow link": {SYNCHRONOUS: falling(30), ASYNCHRONOUS: never}}  # fmt: skip
+
+    result = conclude(tmp_path, {0: done(8, 0.0), 1: done(6, 0.5), 7: done(7, 0.0)}, "2 cores of a machine", 4)
+    assert [row[:3] for row in result.rows] == [
+        ["equal devices", "8 s", "5.6 s"],
+        ["a slow link", "24 s", "never 1 of 3"],
+    ]
+    assert [each["seed"] for each in result.data["seeds"]] == [0, 1, 7]
+    drawn = (tmp_path / "sync-vs-async.svg").read_text()
+    for words in ("3 seeds, a line each", "asynchronous: 6.4 s, 4.8 s, 5.6 s", "asynchronous: 6.4 s, never, 5.6 s"):
+        assert words in drawn
+
+
 def test_more_than_all_of_its_throughput_is_no_finding() -> None:
     ran = {
         "equal devices": {SYNCHRONOUS: Ran([], 200.0), ASYNCHRONOUS: Ran([], 200.0)},
         "a straggler": {SYNCHRONOUS: Ran([], 100.0), ASYNCHRONOUS: Ran([], 260.0)},
     }
     times = {name: {SYNCHRONOUS: 4.0, ASYNCHRONOUS: 2.0} for name in ran}
-    choice, *rest = findings(times, ran, TARGET)
+    choice, *rest = findings([Trial(0, TARGET, times, ran)])
     assert choice == "Nothing could be compared. The machine's speed changed between the runs."
     [said] = [each for each in rest if "half speed" in each]
     assert said.startswith("Beside a worker at half speed, synchronous training had 50%")
@@ -138,7 +199,7 @@ def test_each_keeps_its_own_part_of_its_samples_per_second_beside_a_straggler() 
     assert (
         "One worker at half speed left synchronous training 50% of its samples per second, and asynchronous training "
         "80%."
-    ) in findings({}, ran, TARGET)
+    ) in findings([Trial(0, TARGET, {}, ran)])
 
 
 def test_losses_at_the_end_are_told_too(result: ExperimentResult) -> None:
@@ -154,8 +215,8 @@ def test_the_figure_names_the_machine_and_the_deaths(result: ExperimentResult) -
     drawn = (result.files[0].parent / "sync-vs-async.svg").read_text()
     for words in (
         "3 processes on 2 cores of a machine",
-        "synchronous: 5.2 s",
-        "asynchronous: 4.2 s",
+        "synchronous: 8.0 s",
+        "asynchronous: 6.4 s",
         "worker 1 killed, at 2.0 s and 9.0 s",
         "ended, resumed from its checkpoint",
     ):
@@ -167,13 +228,15 @@ class Trained:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[str, str]] = []
+        self.seeds: list[int] = []
         self.at: dict[int, BaseException] = {}
         monkeypatch.setattr(sync_vs_async, "_ran", self.ran)
         monkeypatch.setattr(sync_vs_async, "obstacle", lambda: None)
         monkeypatch.setattr(sync_vs_async, "draw", lambda *_: [])
 
-    def ran(self, condition: sync_vs_async.Condition, strategy: str, steps: int) -> Ran:
+    def ran(self, condition: sync_vs_async.Condition, strategy: str, seed: int, steps: int) -> Ran:
         self.asked.append((condition.name, strategy))
+        self.seeds.append(seed)
         if error := self.at.get(len(self.asked)):
             raise error
         return falling(10, death_seconds=1.0) if condition.dies else falling(steps / 10)
@@ -194,13 +257,20 @@ def test_an_interrupted_experiment_goes_on_where_it_was(trained: Trained, tmp_pa
     assert len(list((tmp_path / "runs").iterdir())) == 3
     result = sync_vs_async.run(tmp_path, True, lambda _: None)
     assert trained.asked == [*ALL[:4], *ALL[3:]]
-    assert result.data["seconds_to_target"]["equal devices"] == {
-        SYNCHRONOUS: pytest.approx(6.24),
-        ASYNCHRONOUS: pytest.approx(6.24),
+    assert result.data["seeds"][0]["seconds_to_target"]["equal devices"] == {
+        SYNCHRONOUS: pytest.approx(9.6),
+        ASYNCHRONOUS: pytest.approx(9.6),
     }
     assert json.loads((tmp_path / "sync-vs-async.json").read_text())["failed"] == 0
     sync_vs_async.run(tmp_path, True, lambda _: None)
     assert len(trained.asked) == 9
+
+
+def test_more_seeds_are_added_to_those_that_ran(trained: Trained, tmp_path: Path) -> None:
+    sync_vs_async.run(tmp_path, True, lambda _: None)
+    result = sync_vs_async.run(tmp_path, True, lambda _: None, seeds=[0, 5])
+    assert trained.seeds == [0] * 8 + [5] * 8
+    assert [each["seed"] for each in result.data["seeds"]] == [0, 5]
 
 
 @pytest.mark.usefixtures("trained")
@@ -229,7 +299,7 @@ def test_runs_of_another_length_are_not_mixed(tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_named(trained: Trained, tmp_path: Path) -> None:
     sync_vs_async.run(tmp_path, True, lambda _: None)
-    path = tmp_path / "runs" / "a-straggler-parameter-server.json"
+    path = tmp_path / "runs" / "a-straggler-parameter-server-seed-0.json"
     path.write_text("{}")
     with pytest.raises(UserError, match=rf"^{path} does not hold a run; remove it"):
         sync_vs_async.run(tmp_path, True, lambda _: None)
@@ -269,6 +339,8 @@ def test_a_synchronous_run_is_followed_through_the_death_of_a_worker() -> None:
     assert len(before) - 2 * (DIES_AT - 1) in (0, 1)
     assert {point.samples for point in before} == {2}
     assert [point.samples for point in ran.points[len(before) :]] == [4] * (STEPS - 10)
+    # Ten steps are in the checkpoint; what was done of the next two counts once.
+    assert ran.samples_per_second == pytest.approx(4 * STEPS / ran.points[-1].seconds)
 
 
 def test_an_asynchronous_run_goes_on_without_the_worker_that_died() -> None:
@@ -278,7 +350,7 @@ def test_an_asynchronous_run_goes_on_without_the_worker_that_died() -> None:
     assert ran.death_seconds is not None
     assert ran.resumed_seconds is None
     assert ran.death_seconds < ran.points[-1].seconds
-    assert ran.samples_per_second
+    assert ran.samples_per_second == pytest.approx(2 * len(ran.points) / ran.points[-1].seconds)
 
 
 def test_a_worker_that_lives_to_the_end_is_told() -> None:

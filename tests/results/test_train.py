@@ -37,6 +37,7 @@ RESULT = TrainResult(
     execution="eager",
     load="device",
     peak_memory_bytes=None,
+    samples_per_second=2050.0,
     notes=["trained on synthetic speech"],
 )
 
@@ -48,7 +49,7 @@ def test_the_table() -> None:
         "mirrored on 2 cpu devices, eager, fp32, data on the device",
         "21 global = 11 per device",
         "200 steps, 2 full epochs; the first 180 steps are warm-up and not timed",
-        "10 ms  [95 %: 10 ms to 10 ms, n = 20]  2,100 samples/s",
+        "10 ms  [95 %: 10 ms to 10 ms, n = 20]  2,050 samples/s",
         "0.5000, accuracy 97.50%",
         "2.0 KiB per step in all, as planned; not traced; busiest device 2.0 KiB out and in",
         "note: trained on synthetic speech",
@@ -98,6 +99,17 @@ def test_a_step_of_workers_on_their_own_is_one_update_everywhere() -> None:
     assert "steps" not in text
     document = shown.to_json()
     assert (document["steps"], document["updates"]["batches"]) == (80, 20)
+
+
+def test_staleness_over_several_servers_says_that_each_counts() -> None:
+    shown = dataclasses.replace(
+        RESULT,
+        options={"servers": 2},
+        staleness=Staleness(0.75, 2, {0: 10, 1: 5, 2: 5}),
+        updates=Updates(10, 10, {0: 5, 1: 5}, 10, batches=5, versions=10),
+    )
+    expected = "0.75 versions on average, 2 at most (0: 10, 1: 5, 2: 5); each of 2 servers counts its part of an update"
+    assert expected in " ".join(str(shown).split())
 
 
 def test_hosts_and_traced_bytes_are_shown() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scalewise.servers.client import Client
-from scalewise.servers.line import Line, pull_tag
+from scalewise.servers.line import Line, LineLost, pull_tag
 from scalewise.servers.meeting import announce, announce_end
 from scalewise.servers.server import Server
 from scalewise.servers.slot import Push, Slot
@@ -222,3 +222,24 @@ def test_an_answer_finds_its_worker_also_if_it_leaves_meanwhile(monkeypatch: pyt
         leaving.result(SECONDS)
     assert sent == [7]
     assert server.attended == {}
+
+
+def test_a_push_whose_worker_died_before_the_answer_is_applied_and_answered_all_the_same(store: TCPStore) -> None:
+    """A bound holds the push back; whether gloo has noticed the death by the time of the answer is chance."""
+    sgd = partial(torch.optim.SGD, lr=1.0)
+    server = Server(0, pieces_of(1, 4, 1, 1), torch.zeros(1), sgd, max_staleness=1, workers=2)
+    [slot] = server.slots
+
+    class Gone:
+        worker = 1
+
+        def send(self, _: Slot) -> None:
+            raise LineLost
+
+    with ThreadPoolExecutor(1) as threads:
+        serving = threads.submit(server.serve, store)
+        server.attended[9] = Gone()  # type: ignore[assignment]
+        slot.arrive(9, Push([torch.ones(1)], 1), server._answer)
+        announce_end(store)
+        served = serving.result(SECONDS)
+    assert (served.applied, served.acknowledged) == (1, {1: 1})

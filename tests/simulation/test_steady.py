@@ -74,6 +74,35 @@ def test_a_straggler_holds_up_itself_and_synchronous_workers_all() -> None:
     assert together.step_seconds == pytest.approx(4.0, rel=1e-2)
 
 
+def test_a_bound_makes_the_quick_wait_for_the_straggler() -> None:
+    """A second against four: bounded by 1, the quick one does two rounds in four seconds; by 4, all four it can."""
+    predictor = Predictor(profile(1.0, 0.0), box(2, 1000))
+    rounds = {bound: _of_two(bound, predictor) for bound in (1, 2, 4, None)}
+    assert rounds[1] == pytest.approx(2 / (3 / 4), rel=1e-2)
+    assert rounds[2] == pytest.approx(2 / (4 / 4), rel=1e-2)
+    assert rounds[4] == pytest.approx(2 / (5 / 4), rel=1e-2)
+    assert rounds[None] == pytest.approx(2 / (5 / 4), rel=1e-2)
+
+
+def _of_two(bound: int | None, predictor: Predictor) -> float:
+    strategy = ASYNC if bound is None else strategy_of(f"parameter-server-async:max_staleness={bound}")
+    return predictor.simulate(strategy, 2, 64, slow={1: 0.25}).step_seconds
+
+
+def test_who_waits_for_a_straggler_waits_for_its_pull() -> None:
+    kinds = (Device("core", 1, 8.0, 0.05, 1e6, 0.0), Device("a quarter", 1, 8.0, 0.0125, 1e6, 0.0))
+    mixed = Cluster("mixed", 1, 2, kinds, box(2, 1000).links, backend="gloo", knowledge="measured")
+    predictor = Predictor(profile(1.0, 0.0), mixed)
+    free, bounded = (
+        predictor.predict(strategy_of(f"parameter-server-async{options}"), 2, 64)
+        for options in ("", ":max_staleness=1")
+    )
+    assert sum(bounded.phases.values()) == pytest.approx(bounded.seconds)
+    assert bounded.phases["pull"] - free.phases["pull"] == pytest.approx(bounded.seconds - free.seconds)
+    assert bounded.phases["backward"] == pytest.approx(free.phases["backward"])
+    assert bounded.seconds == pytest.approx(8 / 3, rel=1e-2)
+
+
 def test_of_mixed_devices_the_slow_kind_does_less() -> None:
     mixed = box(2, 1000)
     kinds = (Device("core", 1, 8.0, 0.05, 1e6, 0.0), Device("half a core", 1, 8.0, 0.025, 1e6, 0.0))

@@ -12,7 +12,8 @@ import torch
 from scalewise.data.data import Data, DataRequest
 from scalewise.data.speech import SpeechFiles, load_speech
 from scalewise.errors import UserError
-from scalewise.step.feed import Resident, Streamed, make_feed, whole
+from scalewise.step import feed
+from scalewise.step.feed import Resident, Streamed, kept_bytes, make_feed, whole, why_not_resident
 from tests.data.conftest import write_wav
 
 CPU = torch.device("cpu")
@@ -102,3 +103,31 @@ def test_other_ways_are_refused(load: str, message: str) -> None:
     data = Data("numbers", (torch.zeros(4, 1), torch.zeros(4)))
     with pytest.raises(UserError, match=re.escape(message)):
         make_feed(data, load, CPU)
+
+
+def test_samples_stay_on_the_host_where_the_device_has_no_room_for_them_beside_the_model() -> None:
+    """46 MiB of weights under Adam are 184 with gradients and states."""
+    MiB = 2**20
+    assert why_not_resident(92 * MiB, 184 * MiB, 0) == ""
+    assert why_not_resident(92 * MiB, 368 * MiB, 184 * MiB) == ""
+    assert why_not_resident(92 * MiB, 367 * MiB, 184 * MiB) == (
+        "samples stay in host memory and are streamed: 92.0 MiB of them are more than half of the 183.0 MiB that the "
+        "device has left beside 184.0 MiB of weights and states (--load device puts them there all the same)"
+    )
+    assert "half of the 0 B that the device has left beside" in why_not_resident(92 * MiB, 45 * MiB, 184 * MiB)
+
+
+def test_what_is_streamed_for_want_of_room_says_so(speech: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "free_bytes", lambda _: 1000)
+    streamed = make_feed(speech, "auto", torch.device("cuda"))
+    assert isinstance(streamed, Streamed)
+    assert "more than half of the 1000 B that the device has left (" in streamed.why
+    assert make_feed(speech, "stream", torch.device("cuda")).why == ""  # as asked
+    assert isinstance(make_feed(speech, "auto", CPU), Resident)  # where they are already
+
+
+def test_what_a_model_keeps_on_its_device() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(10, 10, bias=False), torch.nn.Linear(10, 1, bias=False))
+    model[1].requires_grad_(False)
+    assert kept_bytes(model, "adam") == 4 * (110 + 3 * 100)
+    assert kept_bytes(model, "sgd") == kept_bytes(model, None) == 4 * (110 + 100)

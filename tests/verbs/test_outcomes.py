@@ -5,10 +5,22 @@ from __future__ import annotations
 import pytest
 
 from scalewise.phases import shared_out
+from scalewise.plan import Footprint
+from scalewise.session.placement import Placement
+from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.timeline import Span
-from scalewise.training.loop import Outcome
-from scalewise.verbs.outcomes import pace_of, slowest, spread_text, timeline_of
+from scalewise.training.loop import Outcome, Update
+from scalewise.training.request import Request
+from scalewise.verbs.outcomes import (
+    curve_of,
+    memory_of,
+    pace_of,
+    samples_per_second,
+    slowest,
+    spread_text,
+    timeline_of,
+)
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
@@ -56,3 +68,32 @@ def test_ranks_of_hosts_with_clocks_of_their_own_begin_together() -> None:
     ]
     outcomes = [Outcome("made", 8, 1, "eager", "device", 1, spans=spans) for spans in made]
     assert [(span.rank, span.start) for span in timeline_of(outcomes).spans] == [(0, 0.0), (0, 1.0), (1, 0.5), (2, 0.0)]
+
+
+def stepped(*seconds: float, warm_up: int = 0, resumed_at: int = 0) -> Outcome:
+    """Over 10 samples: batches of 4 are of 4, 4 and 2."""
+    outcome = Outcome("made", 10, 1, "eager", "device", len(seconds), resumed_at=resumed_at)
+    outcome.all_seconds, outcome.step_seconds = list(seconds), list(seconds[warm_up:])
+    outcome.losses = [1.0] * len(seconds)
+    return outcome
+
+
+def test_a_short_last_batch_counts_the_samples_it_has() -> None:
+    assert [samples for _, _, samples in curve_of(stepped(*[1.0] * 4), 4)] == [4, 4, 2, 4]
+    assert curve_of(stepped(1.0, 2.0, resumed_at=5), 4) == [(1.0, 1.0, 2), (3.0, 1.0, 4)]
+
+
+def test_a_rate_is_samples_over_the_wall_time_of_the_steps_that_count() -> None:
+    """One step in four takes ten times as long: the median knows nothing of it."""
+    outcomes = [stepped(9.0, 1.0, 1.0, 10.0, warm_up=1), stepped(9.0, 1.0, 2.0, 1.0, warm_up=1)]
+    assert samples_per_second(outcomes, 4) == pytest.approx((4 + 2 + 4) / (1.0 + 2.0 + 10.0))
+    assert samples_per_second([stepped(9.0, warm_up=1)], 4) is None
+
+
+def test_memory_after_a_death_is_that_of_the_workers_it_was_measured_on() -> None:
+    left = [Outcome("made", 10, 1, "eager", "device", 1, worker=worker, peak_memory_bytes=worker) for worker in (1, 3)]
+    for outcome in left:
+        outcome.footprint, outcome.updates = Footprint((4,), 4, 4, 4), [Update(0, 0, 1, 1.0, 0.0, 1.0)]
+    request = Request("tests.tiny:float32", strategy_of("parameter-server-async"), Settings(4))
+    memory = memory_of(request, Placement(4, "cpu"), left)
+    assert memory.measured_by_rank == [None, 1, None, 3]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from scalewise.errors import UserError
 
 
-def whole_numbers(flag: str, text: str) -> list[int]:
-    """'10,20' -> [10, 20]; each must be at least 1."""
-    example = "10,20,50" if flag.startswith("--batch") else "1,2,4"
+def whole_numbers(flag: str, text: str, least: int = 1) -> list[int]:
+    """'10,20' -> [10, 20]."""
+    example = "10,20,50" if flag.startswith("--batch") else "0,1,2" if least == 0 else "1,2,4"
     numbers = []
     for part in text.split(","):
-        if not part.strip().isdecimal() or int(part) < 1:
-            raise UserError(f"{flag} is '{text}'; it must be whole numbers from 1, as in {flag} {example}")
+        if not part.strip().isdecimal() or int(part) < least:
+            raise UserError(f"{flag} is '{text}'; it must be whole numbers from {least}, as in {flag} {example}")
         numbers.append(int(part))
     return numbers

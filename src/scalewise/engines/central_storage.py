@@ -34,8 +34,11 @@ def build(strategy: CentralStorage, job: Job) -> Engine:
             "--execution graph is not possible: central-storage updates on the host after every step; use eager or auto"
         )
     refuse_unless_elementwise(job.optimizer, "slices of central storage")
-    feed = make_feed(job.data, job.settings.load, job.place.device)
-    return CentralStorageEngine(job, make_model(job.workload, job.data), feed, strategy.prefetch)
+    model = make_model(job.workload, job.data)
+    # Of weights on loan, one parameter with its gradient and those fetched ahead, at least.
+    largest = max((parameter.nbytes for parameter in trainable(model)), default=0)
+    feed = make_feed(job.data, job.settings.load, job.place.device, (2 + strategy.prefetch) * largest)
+    return CentralStorageEngine(job, model, feed, strategy.prefetch)
 
 
 class CentralStorageEngine(EagerEngine):

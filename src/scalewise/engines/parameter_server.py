@@ -12,7 +12,7 @@ from scalewise.errors import UserError
 from scalewise.servers.beside import Beside
 from scalewise.servers.client import Client
 from scalewise.servers.meeting import FIRST_STEP
-from scalewise.step.feed import Feed, make_feed
+from scalewise.step.feed import Feed, kept_bytes, make_feed
 from scalewise.step.left_out import make_model, refuse_unreached
 from scalewise.step.optimizers import refuse_unless_elementwise
 from scalewise.strategies.parameter_server import ParameterServer
@@ -32,8 +32,9 @@ def join_servers(strategy: ParameterServer | ParameterServerAsync, job: Job) -> 
     refuse_unless_elementwise(job.optimizer, "parameter servers")
     place = job.place
     assert place.store is not None
-    feed = make_feed(job.data, job.settings.load, place.device)
-    model = make_model(job.workload, job.data).to(place.device)
+    model = make_model(job.workload, job.data)
+    feed = make_feed(job.data, job.settings.load, place.device, kept_bytes(model, None))
+    model = model.to(place.device)
     return (
         model,
         feed,

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalewise.engines.engine import Job
 from scalewise.errors import UserError
-from scalewise.step.feed import Feed, make_feed
+from scalewise.step.feed import Feed, kept_bytes, make_feed
 from scalewise.step.left_out import is_left_out, make_model
 
 
@@ -18,8 +18,9 @@ def replicate(job: Job, bucket_MB: float | None) -> tuple[nn.Module, Feed, Distr
     """Gradients live in the buckets themselves, which saves a copy. `bucket_MB` None leaves the sizes to DDP."""
     if job.settings.execution == "graph":
         raise UserError("--execution graph is not possible: steps between ranks cannot be captured; use eager or auto")
-    feed = make_feed(job.data, job.settings.load, job.place.device)
-    model = make_model(job.workload, job.data).to(job.place.device)
+    model = make_model(job.workload, job.data)
+    feed = make_feed(job.data, job.settings.load, job.place.device, kept_bytes(model, job.optimizer))
+    model = model.to(job.place.device)
     return model, feed, data_parallel(model, {} if bucket_MB is None else {"bucket_cap_mb": bucket_MB})
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 """Told what is being done, a line at a time."""
 Run: TypeAlias = "Callable[..., ExperimentResult]"
-"""(folder to write to, quick, tell), and `device_kind` where it is for any."""
+"""(folder to write to, quick, tell), and `device_kind` where it is for any, and `seeds` where it takes them."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Experiment:
     """Has a function `run`."""
     on_any_kind: bool = False
     """Its `run` takes a `device_kind` too."""
+    takes_seeds: bool = False
+    """Its `run` takes `seeds` too."""
 
     def load(self) -> Run:
         return import_module(self.module).run  # type: ignore[no-any-return]
@@ -49,5 +51,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     "sync-vs-async": Experiment(
         "seconds to a loss, synchronous against asynchronous: equal devices, a straggler, a death, a slow link",
         "scalewise.experiments.sync_vs_async",
+        takes_seeds=True,
     ),
 }

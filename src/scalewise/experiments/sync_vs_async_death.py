@@ -72,11 +72,19 @@ def train_through_death(workload: str, at_batch: int, train: Callable[..., Train
         points = later(noted, -begin)
         return Ran(
             points,
-            result.samples_per_second,
+            _rate(points, noted_before, (at_batch - 1) // CHECKPOINT_EVERY * CHECKPOINT_EVERY * result.batch),
             result.staleness.mean if result.staleness else None,
             float(died.read_text()) - begin,
             None if noted_before is None else points[noted_before].seconds,
         )
+
+
+def _rate(points: list[Point], noted_before: int | None, kept_samples: int) -> float:
+    """Samples over the wall time of all batches, the death's included; what is done again from the checkpoint counts
+    once."""
+    first = 0 if noted_before is None else kept_samples
+    samples = first + sum(point.samples for point in points[noted_before or 0 :])
+    return samples / points[-1].seconds
 
 
 def _noted(file: Path) -> list[Point]:

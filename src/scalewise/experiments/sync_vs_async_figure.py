@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalewise.experiments.curves import Point, seconds_to
 from scalewise.experiments.sync_vs_async_runs import WINDOW_SAMPLES, Ran
+from scalewise.experiments.sync_vs_async_words import Trial, aimed_for
 from scalewise.figures.style import COLOURS, FAINT, INK, new_figure, save, styled
 
 if TYPE_CHECKING:
@@ -20,10 +21,12 @@ DEATH: dict[str, Any] = {"linewidth": 1, "linestyle": (0, (4, 2))}
 
 
 @styled
-def draw(
-    ran: Mapping[str, Mapping[str, Ran]], about: Mapping[str, str], target: float, machine: str, folder: Path
-) -> list[Path]:
-    rows = -(-len(ran) // 2)
+def draw(trials: Sequence[Trial], about: Mapping[str, str], machine: str, folder: Path) -> list[Path]:
+    """Of several seeds, a line each."""
+    names = list(trials[0].ran)
+    rows = -(-len(names) // 2)
+    each = f" {len(trials)} seeds, a line each." if len(trials) > 1 else ""
+    dots = f"Dots: when it first came down to {aimed_for(trials)}."
     figure, axes = new_figure(
         "Synchronous and asynchronous training: loss over time",
         machine,
@@ -31,12 +34,13 @@ def draw(
         columns=2,
         width=9.0,
         height=1.0 + 3.0 * rows,
-        subtitle=f"Mean over the last {WINDOW_SAMPLES} samples. Dots: when it first came down to {target:.2f}.",
+        subtitle=f"Mean over the last {WINDOW_SAMPLES} samples. {dots}{each}",
     )
-    for panel, (name, both) in zip(axes, ran.items(), strict=False):
-        for found, colour, label in zip(both.values(), COLOURS, NAMES, strict=False):
-            _draw_run(panel, found, target, colour, label)
-        panel.axhline(target, color=FAINT, linestyle=":", linewidth=1, zorder=0)
+    for panel, name in zip(axes, names, strict=False):
+        for strategy, colour, label in zip(trials[0].ran[name], COLOURS, NAMES, strict=False):
+            _draw_runs(panel, [(trial, trial.ran[name][strategy]) for trial in trials], colour, label)
+        for target in {trial.target for trial in trials}:
+            panel.axhline(target, color=FAINT, linestyle=":", linewidth=1, zorder=0)
         panel.set_title(f"With {name}", pad=18)
         panel.annotate(
             about[name],
@@ -47,48 +51,62 @@ def draw(
             fontsize=8.5,
             color=FAINT,
         )
-        highest = max((point.loss for each in both.values() for point in each.smoothed), default=1.0)
-        _draw_deaths(panel, list(both.values()), highest)
+        ran = [found for trial in trials for found in trial.ran[name].values()]
+        highest = max((point.loss for found in ran for point in found.smoothed), default=1.0)
+        _draw_deaths(panel, [list(trial.ran[name].values()) for trial in trials], highest)
         panel.set_xlim(0)
         legend = panel.legend(loc="upper right", handlelength=1.6, labelspacing=0.3)
         panel.set_ylim(0, highest / (1 - LEGEND_ROW * len(legend.get_texts())))
         panel.set_xlabel("seconds")
         panel.set_ylabel("training loss")
-    for unused in axes[len(ran) :]:
+    for unused in axes[len(names) :]:
         unused.set_visible(False)
     return save(figure, folder, "sync-vs-async")
 
 
-def _draw_run(panel: Axes, ran: Ran, target: float, colour: str, label: str) -> None:
-    smoothed = ran.smoothed
-    reached = seconds_to(smoothed, target)
-    if ran.reason:
-        panel.plot([], [], color=colour, label=f"{label}: did not come through")
-        return
-    until, after = _split(smoothed, ran.resumed_seconds)
-    _line(panel, until, colour, label=f"{label}: {_seconds(reached) if reached is not None else 'never'}")
-    _line(panel, after, colour)
-    if until and after:
-        gap = panel.plot(
-            [until[-1].seconds, after[0].seconds], [until[-1].loss, after[0].loss], color=colour, linestyle=(0, (1, 2))
-        )
-        gap[0].set_label("ended, resumed from its checkpoint")
-    if reached is not None:
-        panel.plot([reached], [target], marker="o", color=colour, markersize=7, zorder=3)
+def _draw_runs(panel: Axes, found: Sequence[tuple[Trial, Ran]], colour: str, label: str) -> None:
+    times = [None if ran.reason else seconds_to(ran.smoothed, trial.target) for trial, ran in found]
+    told = [
+        "did not come through" if ran.reason else "never" if seconds is None else _seconds(seconds)
+        for (_, ran), seconds in zip(found, times, strict=True)
+    ]
+    panel.plot([], [], color=colour, label=f"{label}: {', '.join(told)}")
+    resumed = False
+    for (trial, ran), reached in zip(found, times, strict=True):
+        until, after = _split(ran.smoothed, ran.resumed_seconds)
+        _line(panel, until, colour, len(found))
+        _line(panel, after, colour, len(found))
+        if until and after:
+            ends = [until[-1], after[0]]
+            panel.plot([p.seconds for p in ends], [p.loss for p in ends], color=colour, linestyle=(0, (1, 2)))
+            resumed = True
+        if reached is not None:
+            panel.plot([reached], [trial.target], marker="o", color=colour, markersize=7, zorder=3)
+    if resumed:
+        panel.plot([], [], color=colour, linestyle=(0, (1, 2)), label="ended, resumed from its checkpoint")
 
 
-def _draw_deaths(panel: Axes, both: Sequence[Ran], highest: float) -> None:
-    moments = [(ran.death_seconds, colour) for ran, colour in zip(both, COLOURS, strict=False) if ran.death_seconds]
+def _draw_deaths(panel: Axes, seeds: Sequence[Sequence[Ran]], highest: float) -> None:
+    moments = [
+        (ran.death_seconds, colour)
+        for both in seeds
+        for ran, colour in zip(both, COLOURS, strict=False)
+        if ran.death_seconds
+    ]
     if not moments:
         return
     for moment, colour in moments:
         panel.plot([moment, moment], [0, highest], **DEATH, color=colour, zorder=1)
-    told = " and ".join(_seconds(moment) for moment, _ in moments)
+    seconds = [moment for moment, _ in moments]
+    told = " and ".join(map(_seconds, seconds))
+    if len(seeds) > 1:
+        told = f"{min(seconds):.1f} to {_seconds(max(seconds))}"
     panel.plot([], [], **DEATH, color=INK, label=f"worker 1 killed, at {told}")
 
 
-def _line(panel: Axes, points: Sequence[Point], colour: str, label: str | None = None) -> None:
-    panel.plot([p.seconds for p in points], [p.loss for p in points], color=colour, label=label)
+def _line(panel: Axes, points: Sequence[Point], colour: str, seeds: int) -> None:
+    look: dict[str, Any] = {} if seeds == 1 else {"linewidth": 1.4, "alpha": 0.8}
+    panel.plot([p.seconds for p in points], [p.loss for p in points], color=colour, **look)
 
 
 def _split(points: Sequence[Point], resumed: float | None) -> tuple[list[Point], list[Point]]:

@@ -53,8 +53,8 @@ class Runs:
             raise UserError(f"cannot make the folder {self._folder}: {error.strerror}") from None
         write_environments(out, {**known, here.id: here})
 
-    def find(self, condition: str, strategy: str) -> Ran | None:
-        path = self._path(condition, strategy)
+    def find(self, condition: str, strategy: str, seed: int) -> Ran | None:
+        path = self._path(condition, strategy, seed)
         if not path.exists():
             return None
         try:
@@ -64,15 +64,15 @@ class Runs:
         except ValidationError:
             raise UserError(f"{path} does not hold a run; remove it, and the same command does the run again") from None
 
-    def do(self, condition: str, strategy: str, run: Callable[[], Ran]) -> Ran:
+    def do(self, condition: str, strategy: str, seed: int, run: Callable[[], Ran]) -> Ran:
         """A run that did not come through is not kept: the next time it is tried again."""
         try:
             ran = run()
         except RunFailed as error:
             return Ran([], reason=f"did not come through: {error}")
         if not ran.reason:
-            write_atomically(self._path(condition, strategy), _FORMAT.dump_json(ran, indent=1))
+            write_atomically(self._path(condition, strategy, seed), _FORMAT.dump_json(ran, indent=1))
         return ran
 
-    def _path(self, condition: str, strategy: str) -> Path:
-        return self._folder / f"{condition.replace(' ', '-')}-{strategy}.json"
+    def _path(self, condition: str, strategy: str, seed: int) -> Path:
+        return self._folder / f"{condition.replace(' ', '-')}-{strategy}-seed-{seed}.json"

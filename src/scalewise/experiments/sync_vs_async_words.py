@@ -1,8 +1,10 @@
-"""What the times say, in words: who was sooner where, and how far each came in the end."""
+"""What the times say, in words: who was sooner where, with every seed, and how far each came in the end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 from scalewise.experiments.sync_vs_async_runs import Ran
 from scalewise.findings.finding import listed
@@ -21,28 +23,47 @@ Both = Mapping[str, Ran]
 """The runs in the same order."""
 
 
-def findings(times: Mapping[str, Times], ran: Mapping[str, Both], target: float) -> list[str]:
+@dataclass(frozen=True)
+class Trial:
+    """All conditions with one seed: the loss that was to be reached, when it was, and the runs."""
+
+    seed: int
+    target: float
+    times: Mapping[str, Times]
+    ran: Mapping[str, Both]
+
+
+def findings(trials: Sequence[Trial]) -> list[str]:
     """Who was sooner where, then a sentence or two per condition."""
     said: list[str] = []
-    compared: dict[str, Times] = {}
-    for name, each in times.items():
-        if flaw := _flaw(name, each, ran[name], target):
-            said.append(flaw)
-        else:
-            compared[name] = each
-            said.append(sentence(name, each, target))
-        said += _resumed(ran[name])
-    kept = _kept(ran) if "a straggler" in ran and "equal devices" in ran else []
+    compared: dict[str, list[Times]] = {}
+    for name in trials[0].times:
+        for trial in trials:
+            if flaw := _flaw(name, trial):
+                said.append(_with_seed(trial, trials) + flaw)
+            else:
+                compared.setdefault(name, []).append(trial.times[name])
+        if name in compared:
+            said.append(sentence(name, compared[name], aimed_for(trials)))
+        said += [_with_seed(trial, trials) + each for trial in trials for each in _resumed(trial.ran[name])]
+    kept = _kept(trials)
     said += _throughput(kept)
+    several = f"{len(trials)} runs of each" if len(trials) > 1 else "single runs"
     return [
-        _choice({} if _impossible(kept) else compared, target)
+        _choice({} if _impossible(kept) else compared, trials)
         + " The machine's speed changed between the runs." * _impossible(kept),
         *said,
-        *_ends(ran),
+        *_ends(trials),
         "An asynchronous update is made from one worker's part of a batch: the same samples make as many more, smaller "
         "updates as there are workers, which by itself may be quicker or slower to a loss. The order of its updates "
-        "differs from run to run, and these are single runs.",
+        f"differs from run to run, and these are {several}.",
     ]
+
+
+def aimed_for(trials: Sequence[Trial]) -> str:
+    """'0.21', or '0.19 to 0.22': every seed has its own."""
+    ends = [f"{end(trial.target for trial in trials):.2f}" for end in (min, max)]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def reached_before_death(times: Times, both: Both) -> list[str]:
@@ -64,8 +85,13 @@ def shared_cores(workers: int, servers: int, cores: int) -> list[str]:
     ]
 
 
-def _flaw(name: str, times: Times, both: Both, target: float) -> str:
+def _with_seed(trial: Trial, trials: Sequence[Trial]) -> str:
+    return f"Seed {trial.seed}: " if len(trials) > 1 else ""
+
+
+def _flaw(name: str, trial: Trial) -> str:
     """Why two times are no comparison; empty if they are one."""
+    times, both = trial.times[name], trial.ran[name]
     how = dict(zip(times, HOW, strict=True))
     for strategy, ran in both.items():
         if ran.reason:
@@ -78,8 +104,8 @@ def _flaw(name: str, times: Times, both: Both, target: float) -> str:
     if not early:
         return ""
     return (
-        f"With {name}, loss {target:.2f} was reached before the death, {' and '.join(early)}: this says nothing about "
-        "deaths."
+        f"With {name}, loss {trial.target:.2f} was reached before the death, {' and '.join(early)}: this says nothing "
+        "about deaths."
     )
 
 
@@ -92,31 +118,49 @@ def _resumed(both: Both) -> list[str]:
     ]
 
 
-def _ends(ran: Mapping[str, Both]) -> list[str]:
-    """Told, and not judged: each is of one seed."""
-    ends = [
-        f"{' and '.join(f'{each.smoothed[-1].loss:.3f}' for each in both.values())} with {name}"
-        for name, both in ran.items()
-        if all(each.smoothed for each in both.values())
+def _ends(trials: Sequence[Trial]) -> list[str]:
+    """Told with one seed, judged only if all of several agree."""
+    ends: dict[str, list[list[float]]] = {}
+    for trial in trials:
+        for name, both in trial.ran.items():
+            if all(each.smoothed for each in both.values()):
+                ends.setdefault(name, []).append([each.smoothed[-1].loss for each in both.values()])
+    beside = " and " if len(trials) == 1 else " against "
+    told = [
+        beside.join(listed([f"{loss:.3f}" for loss in losses]) for losses in zip(*each, strict=True))
+        + f" with {name}{_lower(each) if len(each) > 1 else ''}"
+        for name, each in ends.items()
     ]
-    if not ends:
+    if not told:
         return []
+    if len(trials) > 1:
+        return [f"Losses at the end of the runs, synchronous against asynchronous: {'; '.join(told)}."]
     return [
-        f"Losses at the end of the runs, synchronous and asynchronous: {', '.join(ends)}. With another seed the other "
+        f"Losses at the end of the runs, synchronous and asynchronous: {', '.join(told)}. With another seed the other "
         "may end lower: from one run of each nothing follows about where they end."
     ]
 
 
-def _choice(times: Mapping[str, Times], target: float) -> str:
-    """When is each the better choice?"""
-    sooner: dict[str, list[str]] = {"asynchronous": [], "synchronous": [], "even": [], "neither": []}
-    for name, each in times.items():
-        sooner[winner(each)].append(name)
+def _lower(ends: Sequence[Sequence[float]]) -> str:
+    who = {winner(dict(zip(_NAMES, each, strict=True))) for each in ends}
+    only = who.pop() if len(who) == 1 else "even"
+    return f" ({only} training ends lower with every seed)" if only in _NAMES else " (seeds do not agree on the lower)"
+
+
+def _choice(compared: Mapping[str, Sequence[Times]], trials: Sequence[Trial]) -> str:
+    """When is each the better choice? With several seeds, only if all say so."""
+    sooner: dict[str, list[str]] = {key: [] for key in ("asynchronous", "synchronous", "even", "neither", "open")}
+    for name, each in compared.items():
+        who = {winner(times) for times in each}
+        sooner[who.pop() if len(who) == 1 else "open"].append(name)
+    loss = f"loss {aimed_for(trials)}"
+    seeds = f" with every one of {len(trials)} seeds" if len(trials) > 1 else ""
     chosen = [f"{who} training with {listed(sooner[who])}" for who in _NAMES[::-1] if sooner[who]]
     said = [
-        *([f"Sooner at loss {target:.2f}: {'; '.join(chosen)}."] if chosen else []),
+        *([f"Sooner at {loss}{seeds}: {'; '.join(chosen)}."] if chosen else []),
         *([f"It makes no difference with {listed(sooner['even'])}."] if sooner["even"] else []),
-        *([f"Neither came down to loss {target:.2f} with {listed(sooner['neither'])}."] if sooner["neither"] else []),
+        *([f"Neither came down to {loss} with {listed(sooner['neither'])}."] if sooner["neither"] else []),
+        *([f"Seeds do not agree with {listed(sooner['open'])}."] if sooner["open"] else []),
     ]
     return " ".join(said) or "Nothing could be compared."
 
@@ -132,31 +176,48 @@ def winner(times: Times) -> str:
     return "asynchronous" if asynchronous < synchronous else "synchronous"
 
 
-def sentence(name: str, times: Times, target: float) -> str:
-    """'With a straggler, loss 1.20 took 30 s synchronously and 12 s asynchronously: 2.5 times as long.'"""
-    synchronous, asynchronous = times.values()
-    if synchronous is None or asynchronous is None:
-        spoken = [
-            f"{seconds_text(seconds) if seconds is not None else 'was never reached'} {how}"
-            for seconds, how in ((synchronous, "synchronously"), (asynchronous, "asynchronously"))
-        ]
-        return f"With {name}, loss {target:.2f}: {' and '.join(spoken)}."
-    longer, shorter = max(synchronous, asynchronous), min(synchronous, asynchronous)
-    slower = "synchronous" if synchronous > asynchronous else "asynchronous"
+def sentence(name: str, seeds: Sequence[Times], loss: str) -> str:
+    """'With a straggler, loss 1.20 took 30 s synchronously and 12 s asynchronously: synchronous training took 2.50
+    times as long.' Of several seeds, the seconds of each."""
+    every = [list(times.values()) for times in seeds]
+    columns = zip(*every, strict=True)
+    never = "was never reached" if len(seeds) == 1 else "never"
+    told = [
+        f"{listed([never if each is None else seconds_text(each) for each in column])} {how}"
+        for column, how in zip(columns, HOW, strict=True)
+    ]
+    ratios = [before / after for before, after in every if before is not None and after is not None]
+    if len(ratios) < len(every):
+        return f"With {name}, loss {loss}: {' and '.join(told)}{_of(seeds)}."
+    ratio = median(ratios)
+    slower = "synchronous" if ratio > 1 else "asynchronous"
+    typical = " in the median" if len(seeds) > 1 else ""
     return (
-        f"With {name}, loss {target:.2f} took {seconds_text(synchronous)} synchronously and "
-        f"{seconds_text(asynchronous)} asynchronously: {slower} training took {longer / shorter:.2f} times as long."
+        f"With {name}, loss {loss} took {' and '.join(told)}{_of(seeds)}: {slower} training took "
+        f"{max(ratio, 1 / ratio):.2f} times as long{typical}."
     )
 
 
-def _kept(ran: Mapping[str, Both]) -> list[float]:
-    """The part of its samples per second that each has left beside a straggler; empty where they are not known."""
-    rates = [
-        (ran["a straggler"][strategy].samples_per_second, ran["equal devices"][strategy].samples_per_second)
-        for strategy in ran["equal devices"]
-    ]
-    kept = [after / before for after, before in rates if after and before]
-    return kept if len(kept) == len(rates) else []
+def _of(seeds: Sequence[Times]) -> str:
+    return f" with {len(seeds)} seeds" if len(seeds) > 1 else ""
+
+
+def _kept(trials: Sequence[Trial]) -> list[float]:
+    """The part of its samples per second that each has left beside a straggler, in the median; empty where it is not
+    known."""
+    found: list[list[float]] = []
+    for trial in trials:
+        if not {"a straggler", "equal devices"} <= trial.ran.keys():
+            return []
+        rates = [
+            (trial.ran["a straggler"][strategy].samples_per_second, equal.samples_per_second)
+            for strategy, equal in trial.ran["equal devices"].items()
+        ]
+        kept = [after / before for after, before in rates if after and before]
+        if len(kept) < len(rates):
+            return []
+        found.append(kept)
+    return [median(column) for column in zip(*found, strict=True)]
 
 
 def _impossible(kept: list[float]) -> bool:

@@ -138,7 +138,7 @@ class Predictor:
             layout, batch = packed(self.cluster, followed), -(-batch // devices) * followed
         simulator = self._simulator(strategy, layout, slow)
         step = simulator.simulate(strategy.rounds(self.footprint, followed, batch, ROUNDS), seconds)
-        found = Steady(step.operations, step.starts, step.ends, followed)
+        found = Steady(step.operations, step.starts, step.ends, followed, max_staleness=strategy.max_staleness)
         path = simulator.network.path(0, followed, sockets=True)
         size = sum(self.footprint.parameter_bytes)
         busy = max(size * path.seconds_per_byte, seconds("update", batch)) / strategy.servers
@@ -166,8 +166,11 @@ class Predictor:
         layout = layout or packed(self.cluster, devices)
         step = self.simulate(strategy, devices, batch, layout)
         seconds, phases = step.step_seconds, self._of_workers(step, strategy, devices).phases
-        # Rounds of workers that wait for nobody are not all alike; their phases are shared out as in the mean.
-        phases = {phase: part * seconds / sum(phases.values()) for phase, part in phases.items()}
+        # Rounds of workers that wait for nobody are not all alike; their phases are shared out as in the mean. Where
+        # staleness is bounded, who is ahead waits for its pull.
+        waited = step.waited_seconds if isinstance(step, Steady) else 0.0
+        phases = {phase: part * (seconds - waited) / sum(phases.values()) for phase, part in phases.items()}
+        phases |= {"pull": phases.get("pull", 0.0) + waited} if waited else {}
         full, rest = divmod(samples or self.profile.samples_per_epoch, batch)
         self._steps[strategy, devices, batch, layout] = seconds
         last = self._seconds(strategy, devices, rest, layout) if rest else 0.0

@@ -38,16 +38,18 @@ class BytesPerStep:
 
 @dataclass(frozen=True)
 class Staleness:
-    """Versions between a worker's pull and its update, of an asynchronous run."""
+    """Versions between a worker's pull and its update, of an asynchronous run: all three over all servers, each of
+    which has versions of its own and counts its part of every update."""
 
     mean: float
     max: int
     histogram: dict[int, int]
+    """Versions -> how often; it sums to the updates times the servers."""
 
 
 @dataclass(frozen=True)
 class Updates:
-    """Pushes that are in the weights, and those that were answered with new ones, as the servers count them."""
+    """Pushes that are in the weights, and those that were answered with them, as server 0 counts them."""
 
     applied: int
     acknowledged: int
@@ -93,8 +95,10 @@ class TrainResult(Printable):
     peak_memory_bytes: int | None
     memory: MemoryPerDevice | None = None
     samples_per_second: float | None = None
-    """Of an asynchronous run, as are the next two: steps of workers overlap there."""
+    """Over the wall time of all steps after the warm-up; of asynchronous workers, whose steps overlap, from when each
+    is past its first two until the first is through."""
     staleness: Staleness | None = None
+    """Of an asynchronous run, as is the next."""
     updates: Updates | None = None
     spread: str = ""
     """The strategy as the table names it: with the options given, and what it chose itself."""
@@ -109,7 +113,7 @@ class TrainResult(Printable):
         document = asdict(self)
         del document["timeline"], document["curve"], document["spread"]
         if self.staleness is None:
-            del document["staleness"], document["updates"], document["samples_per_second"]
+            del document["staleness"], document["updates"]
         document["checkpoint"] = str(self.checkpoint) if self.checkpoint else None
         document["loss"] = None if math.isnan(self.loss) else self.loss
         if not self.step_seconds.n:
@@ -130,8 +134,7 @@ class TrainResult(Printable):
 
     def _facts(self) -> list[tuple[str, str]]:
         times = self.step_seconds
-        per_second = self.samples_per_second or (self.batch / times.median if times.n else None)
-        rate = f"{per_second:,.0f} samples/s" if per_second else "-"
+        rate = f"{self.samples_per_second:,.0f} samples/s" if self.samples_per_second else "-"
         devices = _counted(self.devices, f"{self.device_kind} device")
         if self.hosts > 1:
             devices += f" on {self.hosts} hosts" + (f" joined by {self.link}" if self.link else "")
@@ -200,9 +203,11 @@ class TrainResult(Printable):
         applied = f"{updates.applied:,} applied{together}"
         shares = ", ".join(f"worker {worker} {count:,}" for worker, count in updates.by_worker.items())
         seen = ", ".join(f"{versions}: {times:,}" for versions, times in list(staleness.histogram.items())[:8])
+        servers = self.options.get("servers", 1)
+        counted = f"; each of {servers} servers counts its part of an update" if servers > 1 else ""
         return [
             ("updates", f"{applied}, {updates.acknowledged:,} acknowledged ({shares})"),
-            ("staleness", f"{staleness.mean:.2f} versions on average, {staleness.max} at most ({seen})"),
+            ("staleness", f"{staleness.mean:.2f} versions on average, {staleness.max} at most ({seen}){counted}"),
         ]
 
 

@@ -29,10 +29,11 @@ _END_SECONDS = 30.0
 class Served:
     """What one server brings back."""
 
-    applied: Counter[int] = field(default_factory=Counter)
-    """Worker -> pushes of it that are in the weights; its replacement's count with its own."""
+    applied: int = 0
+    """Pushes that are in the weights, as the slots count them."""
     acknowledged: Counter[int] = field(default_factory=Counter)
-    """Worker -> pushes of it that were answered with the new weights."""
+    """Worker -> pushes of it that were answered with the weights they are in; its replacement's count with its own. One
+    that died meanwhile does not hear it: that is not for the server to know."""
     staleness: Counter[int] = field(default_factory=Counter)
     """Versions between pull and update -> how many updates."""
     versions: int = 0
@@ -107,7 +108,7 @@ class Server:
         with self.version_changed:
             self.is_over = True
             self.version_changed.notify_all()
-        self.outcome.versions = self.version
+        self.outcome.versions, self.outcome.applied = self.version, self.pushes
         for slot in self.slots[:1]:
             self.outcome.staleness = slot.staleness
         return self.outcome
@@ -184,8 +185,6 @@ class Server:
             self.on_version(reached)
         for place in places:
             attendance = self.attended[place]
-            whole_push = slot is self.slots[-1]
-            self.outcome.applied[attendance.worker] += whole_push
+            self.outcome.acknowledged[attendance.worker] += slot is self.slots[-1]  # that completes the push
             with suppress(LineLost):  # gone in the meantime: its own thread finds out
                 attendance.send(slot)
-                self.outcome.acknowledged[attendance.worker] += whole_push

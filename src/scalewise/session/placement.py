@@ -12,8 +12,8 @@ from scalewise.spec import unknown
 
 DEVICE_KINDS = ("cpu", "cuda", "slice", "auto")
 LONGEST_TIMEOUT_SECONDS = 1_000_000
-MOST_SERVERS = 8
-"""Each is a process with a line, and a thread, for every worker: more only take each other's cores."""
+MOST_SERVERS = 64
+"""As for devices: every one of a crew receives the pipes of all, and a forkserver passes on at most 256 descriptors."""
 
 
 @dataclass(frozen=True)

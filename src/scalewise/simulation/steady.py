@@ -1,4 +1,4 @@
-"""Workers that wait for nobody, once they have found their pace."""
+"""Workers that wait for nobody, or for those that would be left too far behind, once they have found their pace."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
+from scalewise.simulation.bounded import waits_of
 from scalewise.simulation.simulate import Simulated
 from scalewise.timeline import Span, Timeline
 
@@ -26,6 +27,7 @@ class Steady(Simulated):
     rounds: int = ROUNDS
     stretch: float = 1.0
     """More workers than were simulated, who wait for the servers."""
+    max_staleness: int | None = None
 
     @cached_property
     def cycles(self) -> list[float]:
@@ -36,9 +38,19 @@ class Steady(Simulated):
                 starts[operation.rank].append(self.starts[position])
         return [(begun[-1] - begun[SETTLED]) / (len(begun) - 1 - SETTLED) for _, begun in sorted(starts.items())]
 
+    @cached_property
+    def waits(self) -> list[float]:
+        """Seconds of a round in which each waits for others, where staleness is bounded."""
+        return [0.0] * len(self.cycles) if self.max_staleness is None else waits_of(self.cycles, self.max_staleness)
+
     @property
     def step_seconds(self) -> float:
-        return self.stretch / fmean(1 / cycle for cycle in self.cycles)
+        return self.stretch / fmean(1 / (cycle + wait) for cycle, wait in zip(self.cycles, self.waits, strict=True))
+
+    @property
+    def waited_seconds(self) -> float:
+        """Of `step_seconds`, those for others."""
+        return self.step_seconds - self.stretch / fmean(1 / cycle for cycle in self.cycles)
 
     @property
     def transfer_seconds(self) -> float:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
-import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from scalewise.data.data import Data
 from scalewise.errors import UserError
+from scalewise.prediction.memory import OPTIMIZER_COPIES
+from scalewise.results.units import bytes_text
 from scalewise.spec import parse_spec, unknown
+from scalewise.step.flat import trainable
 from scalewise.step.lifeline import end_with_owner
+from scalewise.step.room import free_bytes
 
 LOADS = {
-    "auto": "resident on the device if it fits, else streamed",
+    "auto": "resident on the device if it fits there beside the model, else streamed",
     "device": "all data lives on the device; one gather per batch",
     "stream": "a DataLoader with pinned memory and prefetch: stream:workers=4",
     "files": "every sample read and decoded from its file, each epoch, as the study did: files:workers=0",
 }
 ROOM = 0.5
-"""The part of a device's free memory that data may take; the rest is for the model."""
+"""The part of the memory that a device has left beside the model's states which data may take; the rest is for what the
+model computes."""
 
 Batch = tuple[Tensor, Tensor]
 
@@ -33,6 +38,11 @@ class Feed(Protocol):
 
     @property
     def kind(self) -> str: ...
+
+    @property
+    def why(self) -> str:
+        """A sentence, where samples stay on the host because the device has no room for them."""
+        ...
 
     def batches(self, rows: list[Tensor]) -> Iterator[Batch]: ...
 
@@ -48,6 +58,7 @@ class Resident:
     inputs: Tensor
     targets: Tensor
     kind: str = "device"
+    why: str = ""
 
     def batches(self, rows: list[Tensor]) -> Iterator[Batch]:
         """One gather per batch; the epoch's row numbers travel to the device once."""
@@ -70,6 +81,7 @@ class Streamed:
     device: torch.device
     workers: int
     kind: str
+    why: str = ""
 
     def batches(self, rows: list[Tensor]) -> Iterator[Batch]:
         return self._loaded([batch.tolist() for batch in rows], ahead=2)
@@ -107,8 +119,11 @@ class Streamed:
             yield copied_ahead
 
 
-def make_feed(data: Data, load: str, device: torch.device) -> Feed:
-    """`load` as the user wrote it: 'auto', 'device', 'stream:workers=4', 'files'."""
+def make_feed(data: Data, load: str, device: torch.device, beside_bytes: int = 0) -> Feed:
+    """`load` as the user wrote it: 'auto', 'device', 'stream:workers=4', 'files'.
+
+    `beside_bytes`: what the model is going to keep on the device, of which nothing is there yet.
+    """
     spec = parse_spec(load)
     if spec.name not in LOADS:
         raise unknown("way to load", spec.name, LOADS)
@@ -119,10 +134,33 @@ def make_feed(data: Data, load: str, device: torch.device) -> Feed:
         if data.items is None:
             raise UserError(f"--load files needs samples that lie in files; these do not ({data.source})")
         return Streamed(data.items, device, workers, "files")
-    if spec.name == "device" or (spec.name == "auto" and _fits(data, device)):
+    why = ""
+    if spec.name == "auto" and data.tensors is not None and device.type == "cuda":  # a CPU has them already
+        why = why_not_resident(sum(tensor.nbytes for tensor in data.tensors), free_bytes(device), beside_bytes)
+    if spec.name == "device" or (spec.name == "auto" and data.tensors is not None and not why):
         inputs, targets = whole(data)
         return Resident(inputs.to(device), targets.to(device))
-    return Streamed(data.items if data.tensors is None else TensorDataset(*data.tensors), device, workers, "stream")  # type: ignore[arg-type]
+    samples: Any = data.items if data.tensors is None else TensorDataset(*data.tensors)
+    return Streamed(samples, device, workers, "stream", why)
+
+
+def why_not_resident(data_bytes: int, free_bytes: int, beside_bytes: int) -> str:
+    """Why samples cannot live on the device, as a sentence; empty if they can."""
+    left = max(0, free_bytes - beside_bytes)
+    if data_bytes <= ROOM * left:
+        return ""
+    beside = f" beside {bytes_text(beside_bytes)} of weights and states" if beside_bytes else ""
+    return (
+        f"samples stay in host memory and are streamed: {bytes_text(data_bytes)} of them are more than half of the "
+        f"{bytes_text(left)} that the device has left{beside} (--load device puts them there all the same)"
+    )
+
+
+def kept_bytes(model: nn.Module, optimizer: str | None) -> int:
+    """Of a model that is whole on the device: weights, gradients and states; no states where others update."""
+    trained = sum(parameter.nbytes for parameter in trainable(model))
+    weights = sum(tensor.nbytes for tensor in chain(model.parameters(), model.buffers()))
+    return weights + trained * (1 + (OPTIMIZER_COPIES.get(optimizer, 0) if optimizer else 0))
 
 
 def whole(data: Data) -> Batch:
@@ -138,15 +176,6 @@ def whole(data: Data) -> Batch:
 def _settle_in(_loader: int) -> None:
     """torch's own loaders only watch their parent: on a rank that is a forkserver, which they would keep alive."""
     end_with_owner()
-
-
-def _fits(data: Data, device: torch.device) -> bool:
-    if data.tensors is None:
-        return False
-    needed = sum(tensor.nbytes for tensor in data.tensors)
-    if device.type == "cuda":
-        return needed < ROOM * torch.cuda.mem_get_info(device)[0]
-    return needed < ROOM * psutil.virtual_memory().available
 
 
 def _workers(options: Any, load: str) -> int:

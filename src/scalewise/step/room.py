@@ -43,6 +43,13 @@ def memory_limit_bytes() -> int | None:
     return round(limit_GB * 1e9)
 
 
+def free_bytes(device: torch.device) -> int:
+    """That this process may still take of a GPU's memory."""
+    free = int(torch.cuda.mem_get_info(device)[0])
+    limit = memory_limit_bytes()
+    return free if limit is None else max(0, min(free, limit - torch.cuda.memory_allocated(device)))
+
+
 class Room:
     """Of a CPU rank the kernel refuses what goes beyond (RLIMIT_DATA); a GPU's own allocator sees to it by itself.
 

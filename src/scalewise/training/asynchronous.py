@@ -77,6 +77,7 @@ def _train_in(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         execution="eager",
         load=feed.kind,
+        why_streamed=feed.why,
         steps=0,
         resumed_at=first,
         worker=place.rank,

@@ -71,6 +71,7 @@ class Outcome:
     execution: str
     load: str
     steps: int
+    why_streamed: str = ""
     loss: float = math.nan
     losses: list[float] = field(default_factory=list)
     """Of every step, before its update."""
@@ -175,6 +176,7 @@ class _Run:
             parameters=engine.parameter_count,
             execution=engine.execution,
             load=engine.feed.kind if engine.feed else "",
+            why_streamed=engine.feed.why if engine.feed else "",
             steps=0,
         )
         if isinstance(engine, CentralStorageEngine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 from scalewise.results.train import Staleness, Updates
@@ -58,20 +59,19 @@ def curve(outcomes: list[Outcome]) -> list[tuple[float, float, int]]:
 
 
 def staleness(served: list[Served]) -> Staleness:
-    """As server 0 saw it; all servers keep to the same bound."""
-    seen = served[0].staleness
+    """Over all servers: each counts its own versions, and its part of every update."""
+    seen: Counter[int] = sum((each.staleness for each in served), Counter())
     count = sum(seen.values())
     mean = sum(versions * times for versions, times in seen.items()) / count if count else 0.0
-    most = max((max(each.staleness, default=0) for each in served), default=0)
-    return Staleness(mean, most, {versions: seen[versions] for versions in sorted(seen)})
+    return Staleness(mean, max(seen, default=0), {versions: seen[versions] for versions in sorted(seen)})
 
 
 def updates(served: list[Served], outcomes: list[Outcome], workers: int) -> Updates:
     last = max(update.ticket for outcome in outcomes for update in outcome.updates)
     return Updates(
-        applied=sum(served[0].applied.values()),
+        applied=served[0].applied,
         acknowledged=sum(served[0].acknowledged.values()),
-        by_worker={worker: served[0].applied[worker] for worker in sorted(served[0].applied)},
+        by_worker={worker: served[0].acknowledged[worker] for worker in sorted(served[0].acknowledged)},
         seen_by_workers=sum(outcome.acknowledged for outcome in outcomes),
         batches=last // workers + 1 - outcomes[0].resumed_at,
         versions=served[0].versions,

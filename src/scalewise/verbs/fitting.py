@@ -17,6 +17,7 @@ from scalewise.prediction.memory import Memory, peak_memory
 from scalewise.session.failure import FOR_LARGE_MODELS, WEIGHTS_DO_NOT_FIT, larger_models, smaller_batch
 from scalewise.session.placement import Placement
 from scalewise.session.torchrun import under_torchrun
+from scalewise.step.feed import why_not_resident
 from scalewise.step.room import memory_limit_bytes
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.strategy import Strategy
@@ -132,11 +133,19 @@ class _Planner:
                         break
 
     def peak(self, strategy: Strategy, devices: int, batch: int) -> Memory | None:
-        """On the fullest device; None if it cannot be planned."""
+        """On the fullest device; None if it cannot be planned. Samples live there too if they are to, or can."""
+        alone = self._peak(strategy, devices, batch, resident=0)
+        load, room = self.request.settings.load, self.room_bytes(devices)
+        if alone is None or not self.on_gpu or load not in ("auto", "device") or self.data.tensors is None:
+            return alone
+        resident = len(self.data) * (self.footprint.input_bytes + self.footprint.target_bytes)
+        kept = alone.weights + alone.gradients + alone.optimizer
+        if load == "auto" and room is not None and why_not_resident(resident, room, kept):
+            return alone
+        return self._peak(strategy, devices, batch, resident)
+
+    def _peak(self, strategy: Strategy, devices: int, batch: int, resident: int) -> Memory | None:
         settings = self.request.settings
-        resident = 0
-        if self.on_gpu and settings.load in ("auto", "device"):
-            resident = len(self.data) * (self.footprint.input_bytes + self.footprint.target_bytes)
         run = Run(
             devices,
             batch,

@@ -17,6 +17,7 @@ from scalewise.session.cores import allowed_cores
 from scalewise.session.placement import Placement
 from scalewise.session.torchrun import under_torchrun
 from scalewise.step.memory import FEWEST_STEPS
+from scalewise.step.settings import steps_per_epoch
 from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.idling import idle_shares
 from scalewise.strategies.layers import Layers
@@ -137,7 +138,7 @@ def memory_of(request: Request, placement: Placement, outcomes: list[Outcome]) -
         peak_memory(held_by(request.strategy, rank, run, first.layers), optimizer)
         for rank in range(placement.devices if first.layers else 0)
     ]
-    measured = [outcome.peak_memory_bytes for outcome in outcomes]
+    measured = _by_rank(outcomes, placement.devices)
     most = max(planned, key=lambda memory: memory.total, default=None)
     return MemoryPerDevice(
         most.total if most else None,
@@ -148,6 +149,14 @@ def memory_of(request: Request, placement: Placement, outcomes: list[Outcome]) -
         "cuda allocator" if on_gpu else "cpu allocator",
         "" if any(measured) else _why_not_watched(request, first),
     )
+
+
+def _by_rank(outcomes: list[Outcome], devices: int) -> list[int | None]:
+    """Asynchronous workers that died bring nothing back, and leave their places empty."""
+    if not any(outcome.updates for outcome in outcomes):
+        return [outcome.peak_memory_bytes for outcome in outcomes]
+    found = {outcome.worker: outcome.peak_memory_bytes for outcome in outcomes}
+    return [found.get(worker) for worker in range(devices)]
 
 
 def _why_not_watched(request: Request, outcome: Outcome) -> str:
@@ -165,6 +174,7 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
         notes.append(f"resumed at step {outcome.resumed_at}, now at {_reached(outcomes, placement.devices)}")
     if outcome.source.startswith("synthetic"):
         notes.append(f"trained on {outcome.source}; fetch the study's recordings with: scalewise data speech")
+    notes += dict.fromkeys(outcome.why_streamed for outcome in outcomes if outcome.why_streamed)
     if not request.strategy.exact:
         notes.append(f"{request.strategy.name} with these options is not exact: its weights differ from one device's")
     shares_batches = placement.devices > 1 and request.strategy.name not in WHOLE_BATCHES
@@ -227,8 +237,23 @@ def _straggler(outcomes: list[Outcome]) -> list[str]:
     ]
 
 
+def samples_per_second(outcomes: list[Outcome], batch: int) -> float | None:
+    """Of the steps after the warm-up: their samples over the wall time in which they were made, as for asynchronous
+    workers. Not a batch over the median step, which leaves out what slow steps cost."""
+    seconds = slowest([outcome.step_seconds for outcome in outcomes])
+    warm_up = len(outcomes[0].all_seconds) - len(outcomes[0].step_seconds)
+    samples = _samples_of_steps(outcomes[0], batch)[warm_up : warm_up + len(seconds)]
+    return sum(samples) / sum(seconds) if seconds else None
+
+
 def curve_of(outcome: Outcome, batch: int) -> list[tuple[float, float, int]]:
     """(seconds since the first step began, loss and samples of the step that then ended)."""
-    return [
-        (seconds, loss, batch) for seconds, loss in zip(accumulate(outcome.all_seconds), outcome.losses, strict=False)
-    ]
+    samples = _samples_of_steps(outcome, batch)
+    return list(zip(accumulate(outcome.all_seconds), outcome.losses, samples, strict=False))
+
+
+def _samples_of_steps(outcome: Outcome, batch: int) -> list[int]:
+    """The last batch of an epoch may be short."""
+    per_epoch = steps_per_epoch(outcome.samples, batch)
+    steps = range(outcome.resumed_at, outcome.resumed_at + len(outcome.all_seconds))
+    return [min(batch, outcome.samples - step % per_epoch * batch) for step in steps]

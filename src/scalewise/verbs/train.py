@@ -34,6 +34,7 @@ from scalewise.verbs.outcomes import (
     memory_of,
     notes_on,
     pace_of,
+    samples_per_second,
     slowest,
     spread_text,
     timeline_of,
@@ -228,11 +229,13 @@ def _result(request: Request, run: _Finished) -> TrainResult:
         batch=settings.batch,
         batch_per_device=-(-settings.batch // batch_shares(request.strategy, placement.devices)),
         precision=settings.precision,
-        steps=sum(run.served[0].applied.values()) if alone else first.steps,
+        steps=run.served[0].applied if alone else first.steps,
         epochs=len(epochs),
         epoch_seconds=epochs,
         step_seconds=step,
-        samples_per_second=asynchronous.samples_per_second(outcomes) if alone else None,
+        samples_per_second=(
+            asynchronous.samples_per_second(outcomes) if alone else samples_per_second(outcomes, settings.batch)
+        ),
         loss=asynchronous.last_loss(outcomes, placement.devices) if alone else first.loss,
         accuracy=next((outcome.accuracy for outcome in outcomes if outcome.accuracy is not None), None),
         phases=shared_out(outcomes[pace].phases, step.median),
