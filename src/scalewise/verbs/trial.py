@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from scalewise.measuring.block import Block, counted, epoch_of, interval_of_blocks, levels_of, phases_of
@@ -61,8 +61,13 @@ class Trial:
 
     @property
     def interval(self) -> Interval:
-        """A first visit, which counts where there is no other, is not like those that the sweep has learnt from."""
-        return interval_of_blocks([block.seconds for block in self.counted], self.usual if len(self.seen) > 1 else None)
+        """A first visit, which counts where there is no other, is no surer than its own steps make it either."""
+        steps = [block.seconds for block in self.counted]
+        found = interval_of_blocks(steps, self.usual)
+        if len(self.seen) != 1 or self.usual is None:
+            return found
+        alone = interval_of_blocks(steps)
+        return replace(found, low=min(found.low, alone.low), high=max(found.high, alone.high))
 
     @property
     def levels(self) -> list[float]:
