@@ -168,10 +168,13 @@ def test_several_seeds_in_one_table_and_figure(tmp_path: Path) -> None:
                 "a slow link": {SYNCHRONOUS: falling(30), ASYNCHRONOUS: never}}  # fmt: skip
 
     result = conclude(tmp_path, {0: done(8, 0.0), 1: done(6, 0.5), 7: done(7, 0.0)}, "2 cores of a machine", 4)
-    assert [row[:3] for row in result.rows] == [
-        ["equal devices", "8 s", "5.6 s"],
-        ["a slow link", "24 s", "never 1 of 3"],
+    assert [row[:4] for row in result.rows] == [
+        ["equal devices", "8 s", "5.6 s", "160 / 160"],
+        ["a slow link", "24 s", "never 1 of 3", "160 / 160"],
     ]
+    assert result.rows[1][4].endswith(" to 0.50")
+    ends = "0.045, 0.045 and 0.045 against 0.045, 0.045 and 0.045 with equal devices (no difference)"
+    assert any(ends in each for each in result.findings)
     assert [each["seed"] for each in result.data["seeds"]] == [0, 1, 7]
     drawn = (tmp_path / "sync-vs-async.svg").read_text()
     for words in ("3 seeds, a line each", "asynchronous: 6.4 s, 4.8 s, 5.6 s", "asynchronous: 6.4 s, never, 5.6 s"):

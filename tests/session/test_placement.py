@@ -26,7 +26,7 @@ def test_a_slow_rank_that_cannot_be_read_is_quoted(text: str) -> None:
     [
         ({"devices": 0}, "devices cannot be 0; valid: 1 or more"),
         ({"hosts": 9, "link": "1gbit"}, "hosts cannot be 9; valid: 1 to 8"),
-        ({"servers": 1000}, "servers cannot be 1000; valid: 1 to 64"),
+        ({"servers": 1000}, "servers cannot be 1000; valid: 1 to 32"),
         ({"device_kind": "metal"}, "unknown device kind 'metal'; valid: cpu, cuda, slice, auto"),
         ({"timeout_seconds": 0}, "a timeout of 0 s is not possible; valid: above 0, up to 1,000,000 s"),
         ({"timeout_seconds": float("nan")}, "a timeout of nan s is not possible"),

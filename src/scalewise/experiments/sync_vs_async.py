@@ -196,13 +196,14 @@ def _told(found: Ran) -> str:
 
 
 def _row(name: str, trials: Sequence[Trial]) -> list[str]:
-    """Of several seeds the medians."""
+    """Of several seeds the medians, and of losses at the end all there were."""
     reached = [_reached(name, strategy, trials) for strategy in trials[0].times[name]]
     rates, losses = [], []
     for strategy in trials[0].ran[name]:
         found = [trial.ran[name][strategy] for trial in trials]
         rates.append(_middle((each.samples_per_second for each in found), "{:.0f}"))
-        losses.append(_middle((each.smoothed[-1].loss if each.smoothed else None for each in found), "{:.2f}"))
+        ends = [each.smoothed[-1].loss for each in found if each.smoothed]
+        losses.append(" to ".join(dict.fromkeys(f"{end(ends):.2f}" for end in (min, max))) if ends else "-")
     stale = _middle((trial.ran[name][ASYNCHRONOUS].staleness for trial in trials), "{:.2f}")
     return [name, *reached, " / ".join(rates), " / ".join(losses), stale]
 

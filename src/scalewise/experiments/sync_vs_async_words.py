@@ -143,8 +143,11 @@ def _ends(trials: Sequence[Trial]) -> list[str]:
 
 def _lower(ends: Sequence[Sequence[float]]) -> str:
     who = {winner(dict(zip(_NAMES, each, strict=True))) for each in ends}
-    only = who.pop() if len(who) == 1 else "even"
-    return f" ({only} training ends lower with every seed)" if only in _NAMES else " (seeds do not agree on the lower)"
+    if who == {"even"}:
+        return " (no difference)"
+    if len(who) > 1:
+        return " (seeds do not agree on the lower)"
+    return f" ({who.pop()} training ends lower with every seed)"
 
 
 def _choice(compared: Mapping[str, Sequence[Times]], trials: Sequence[Trial]) -> str:
