@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from scalewise.data.data import Data, DataRequest
 from scalewise.data.shapes import load_shapes
@@ -199,3 +200,105 @@ class Dictionaries(nn.Module):
 
 def dictionaries() -> Workload:
     return replace(float64(), model=lambda: Dictionaries().double())
+
+
+class Uncalled(nn.Module):
+    """Uses what the layers of a list hold without a call of them; inside the second list it calls what is in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 5)
+        self.held = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(5, 5)) for _ in range(2))
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        value = self.first(inputs)
+        for layer in self.held:
+            value = torch.tanh(functional.linear(value, layer.weight, layer.bias))  # type: ignore[arg-type]
+        for block in self.blocks:
+            value = torch.tanh(block[0](value))  # type: ignore[index]
+        result: Tensor = self.last(value)
+        return result
+
+
+def uncalled() -> Workload:
+    return replace(float64(), model=lambda: Uncalled().double())
+
+
+class OnlyHeld(nn.Module):
+    """Of its layers only the last is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for layer in self.held:
+            inputs = torch.tanh(functional.linear(inputs, layer.weight))  # type: ignore[arg-type]
+        result: Tensor = self.last(inputs)
+        return result
+
+
+def only_held() -> Workload:
+    return replace(float64(), model=lambda: OnlyHeld().double())
+
+
+class Output(nn.Module):
+    """The first layer's weights once more, at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.middle, self.norm = nn.Linear(6, 6, bias=False), nn.Linear(6, 6), nn.LayerNorm(6)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        value = self.norm(torch.tanh(self.middle(self.embedding(inputs))))
+        return functional.linear(value, self.embedding.weight)[:, :3]
+
+
+def used_twice() -> Workload:
+    return replace(float64(), model=lambda: Output().double())
+
+
+class _Turned(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return value.transpose(0, 1)
+
+
+def turned() -> Workload:
+    """What two of its layers hand on has the samples in another dimension than the first."""
+
+    def model() -> nn.Module:
+        layers = [nn.Linear(6, 5), nn.Tanh(), _Turned(), nn.Identity(), _Turned(), nn.Linear(5, 4), nn.Linear(4, 3)]
+        return nn.Sequential(*layers).double()
+
+    return replace(float64(), model=model)
+
+
+def wrongly_declared() -> Workload:
+    """Says nothing of the activation between its stages."""
+    return replace(float64(), model=lambda: Activated(0.0).double(), stages=lambda model: [model.body, model.head])  # type: ignore[list-item]
+
+
+def dropout_left_out() -> Workload:
+    """Says nothing of the dropout between its stages, which only training shows."""
+    return replace(wrongly_declared(), model=lambda: Activated(0.5).double())
+
+
+def backwards() -> Workload:
+    return replace(declared(), stages=lambda model: [model.head, model.body])  # type: ignore[list-item]
+
+
+class Activated(Named):
+    """With something between what could be its stages."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        value = self.body(inputs)
+        value = functional.dropout(value, self.dropout, self.training) if self.dropout else torch.tanh(value)
+        result: Tensor = self.head(value)
+        return result

@@ -85,3 +85,18 @@ def samples_at_a_time(worker: Worker, request: Request) -> int | None:
     engine: Any = ENGINES[request.strategy.name](request.strategy, job)
     samples: int | None = engine.fixed_batch
     return samples
+
+
+def kept_and_learnt(worker: Worker, request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
+    """By a part of a cut model after some steps: what its dropouts kept at the last, and its weights."""
+    workload = request.resolved()
+    data = workload.data(request.data)
+    place = Place(worker.rank, worker.world, worker.device)
+    job = Job(workload, data, request.settings, place, HostClock(Times()))
+    torch.manual_seed(request.settings.seed)
+    engine: Any = ENGINES[request.strategy.name](request.strategy, job)
+    engine.start_epoch(list(torch.arange(len(data)).split(request.settings.batch)))
+    for _ in range(len(data) // request.settings.batch):
+        engine.step()
+    kept = {name: module.kept.tolist() for name, module in engine.model.named_modules() if hasattr(module, "kept")}
+    return kept, {name: parameter.tolist() for name, parameter in engine.model.named_parameters()}

@@ -4,13 +4,15 @@ columns  x ------- copy ---+-- F.linear(x, columns of W) -- some of y        bac
 rows     some of x --------+-- F.linear(x, rows of W) -- sum -- y            the first part alone adds the bias
 
 What columns put out goes on as an ordinary tensor of fewer features, through element-wise functions or whole attention
-heads, into rows.
+heads, into rows. Random numbers that are drawn on the way (dropout) are every part's own; all others are the same for
+all.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,13 +21,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
+from scalewise.data.data import Data
+from scalewise.engines.cut_trial import draws_in_parts
+from scalewise.engines.own_draws import OwnDraws
 from scalewise.engines.parts import Pieces
 from scalewise.errors import UserError
 from scalewise.step.clock import Clock
 from scalewise.strategies.cuts import Cut
 from scalewise.workloads.workload import Workload
-
-_RULE = "what layers in columns= put out must go, through element-wise functions or whole heads, into layers in rows="
 
 
 class Sums:
@@ -43,6 +46,15 @@ class Sums:
         total = DTensor.from_local(tensor.contiguous(), self.mesh, [Partial()], run_check=False).full_tensor()
         self.clock.lap("reduce")
         return total
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Nothing is added up meanwhile."""
+        mesh, self.mesh = self.mesh, None
+        try:
+            yield
+        finally:
+            self.mesh = mesh
 
 
 class _Copy(torch.autograd.Function):
@@ -75,29 +87,37 @@ class _Sum(torch.autograd.Function):
 class Columns(ParallelStyle):
     """Keeps some of what a layer puts out. Layers that take in the same tensor share its gradient's sum."""
 
-    def __init__(self, cut: Cut, part: int, entrance: Entrance) -> None:
-        self.cut, self.part, self.entrance = cut, part, entrance
+    def __init__(self, cut: Cut, part: int, entrance: Entrance, draws: OwnDraws | None) -> None:
+        """`draws` where behind this layer every part begins to draw its own."""
+        self.cut, self.part, self.entrance, self.draws = cut, part, entrance, draws
 
     def _apply(self, module: nn.Module, _: DeviceMesh) -> nn.Module:
         _keep(module, "weight", Pieces(0, self.cut.sizes), self.part)
         if module.bias is not None:
             _keep(module, "bias", Pieces(0, self.cut.sizes), self.part)
         module.register_forward_pre_hook(lambda _, inputs: (self.entrance.copy(inputs[0]), *inputs[1:]))
+        if draws := self.draws:
+            module.register_forward_hook(lambda module, *_: draws.begin() if module.training else None)
         return module
 
 
 class Rows(ParallelStyle):
     """Takes in some of what a layer needs, and adds up."""
 
-    def __init__(self, cut: Cut, part: int, sums: Sums) -> None:
-        self.cut, self.part, self.sums = cut, part, sums
+    def __init__(self, cut: Cut, part: int, sums: Sums, draws: OwnDraws) -> None:
+        self.cut, self.part, self.sums, self.draws = cut, part, sums, draws
 
     def _apply(self, module: nn.Module, _: DeviceMesh) -> nn.Module:
         _keep(module, "weight", Pieces(1, self.cut.sizes), self.part)
         if self.part:
             module.register_parameter("bias", None)
-        module.register_forward_hook(lambda _module, _inputs, outputs: _Sum.apply(outputs, self.sums))  # type: ignore[no-untyped-call]
+        module.register_forward_hook(self._added_up)
         return module
+
+    def _added_up(self, _: nn.Module, __: Any, outputs: Tensor) -> Tensor:
+        self.draws.end()
+        total: Tensor = _Sum.apply(outputs, self.sums)  # type: ignore[no-untyped-call]
+        return total
 
 
 class Entrance:
@@ -116,36 +136,39 @@ class Entrance:
         return self.last[1]
 
 
-def cut_layers(model: nn.Module, cuts: Mapping[str, Cut], part: int, mesh: DeviceMesh, clock: Clock) -> None:
-    """In place: this part of every layer named in `cuts`."""
-    parallelize_module(model, mesh, _styles(cuts, part, Sums(mesh, clock)))
+def cut_layers(
+    model: nn.Module,
+    cuts: Mapping[str, Cut],
+    part: int,
+    mesh: DeviceMesh,
+    clock: Clock,
+    drawing: Collection[str],
+    device: torch.device,
+) -> Sums:
+    """In place: this part of every layer named in `cuts`; behind those in `drawing` each draws its own numbers."""
+    sums = Sums(mesh, clock)
+    parallelize_module(model, mesh, _styles(cuts, part, sums, drawing, device))
+    return sums
 
 
-def refuse_if_it_fails(workload: Workload, cuts: Mapping[str, Cut], clock: Clock) -> None:
-    """One sample through the first part, without numbers; not found out for a model that cannot run without."""
-    with torch.device("meta"):
-        model = workload.model()
-    example = workload.example(1, "meta")
-    try:
-        expected = model(example).shape
-    except Exception:  # whatever a model does with real numbers only
-        return
-    for name, style in _styles(cuts, 0, Sums(None, clock)).items():
-        style._apply(model.get_submodule(name), None)  # type: ignore[arg-type]
-    try:
-        found = model(example).shape
-    except Exception as error:  # whatever the model says to tensors of other sizes
-        raise UserError(f"tensor: with these layers cut the model fails ({error}); {_RULE}") from error
-    if found != expected:
-        raise UserError(
-            f"tensor: with these layers cut the model puts out {tuple(found)} instead of {tuple(expected)}; {_RULE}"
-        )
+def drawing_layers(workload: Workload, data: Data, cuts: Mapping[str, Cut], clock: Clock) -> frozenset[str]:
+    """Tried with the first part."""
+
+    def apply(model: nn.Module) -> None:
+        for name, style in _styles(cuts, 0, Sums(None, clock), (), torch.device("cpu")).items():
+            style._apply(model.get_submodule(name), None)  # type: ignore[arg-type]
+
+    return draws_in_parts(workload, data, cuts, apply)
 
 
-def _styles(cuts: Mapping[str, Cut], part: int, sums: Sums) -> dict[str, ParallelStyle]:
-    entrance = Entrance(sums)
+def _styles(
+    cuts: Mapping[str, Cut], part: int, sums: Sums, drawing: Collection[str], device: torch.device
+) -> dict[str, ParallelStyle]:
+    entrance, draws = Entrance(sums), OwnDraws(part, device)
     return {
-        name: Columns(cut, part, entrance) if cut.role == "columns" else Rows(cut, part, sums)
+        name: Columns(cut, part, entrance, draws if name in drawing else None)
+        if cut.role == "columns"
+        else Rows(cut, part, sums, draws)
         for name, cut in cuts.items()
     }
 

@@ -78,6 +78,11 @@ class Engine(Protocol):
         """None on a rank that is sent its samples."""
         ...
 
+    @property
+    def stream(self) -> int:
+        """Whose random numbers it draws: its own rank, or the first of those that must draw alike."""
+        ...
+
     def start_epoch(self, batches: list[Tensor]) -> None:
         """Rows of every global batch still to come in this epoch."""
         ...

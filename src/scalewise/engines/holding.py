@@ -25,6 +25,10 @@ class HoldsWhole:
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    @property
+    def stream(self) -> int:
+        return self.job.place.rank
+
     def whole(self) -> Whole | None:
         return None if self.job.place.rank else Whole(self.model, self.optimizer)
 

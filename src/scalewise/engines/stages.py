@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -26,7 +27,7 @@ from scalewise.step.shards import Shard
 from scalewise.step.wire import Wire
 from scalewise.strategies.stage_cuts import Balance, stage_ranges
 from scalewise.workloads.chain import example_of
-from scalewise.workloads.cuttable import Cuttable, cuttable_of
+from scalewise.workloads.cuttable import Cuttable, cuttable_of, why_not_elsewhere
 from scalewise.workloads.section_seconds import section_seconds
 
 
@@ -62,7 +63,8 @@ class HoldsStages:
         self.sections = self._measured(cuttable, size) if measured else cuttable.sections
         share = -(-job.settings.batch // line.parts)
         self.room_bytes = memory_limit_bytes()
-        self.ranges = stage_ranges(self.sections, count, share, cut, self.room_bytes)
+        with _explained(job, model):
+            self.ranges = stage_ranges(self.sections, count, share, cut, self.room_bytes)
         _refuse_shared(model, cuttable, self.ranges)
         self.in_no_stage = _in_no_stage(model, cuttable)
         self.stages = {
@@ -78,6 +80,10 @@ class HoldsStages:
         if self.fixed_batch:
             del model, cuttable
             gc.collect()  # an export holds all of the model in cycles, and other stages' weights are not to stay here
+
+    @property
+    def stream(self) -> int:
+        return self.job.place.rank
 
     def losses(self) -> Tensor:
         known = torch.stack(self.seen).float() if self.last and self.seen else torch.zeros(self.steps)
@@ -239,6 +245,17 @@ class HoldsStages:
         return tensor.to(self.job.place.device) if dist.get_backend() == "nccl" else tensor
 
 
+@contextmanager
+def _explained(job: Job, model: nn.Module) -> Iterator[None]:
+    """A model that cannot be cut at all of its places is answered with the first where it cannot."""
+    try:
+        yield
+    except UserError as error:
+        if why := why_not_elsewhere(job.workload, job.data, model):
+            raise UserError(f"{error}; {why}") from error
+        raise
+
+
 def _in_no_stage(model: nn.Module, cuttable: Cuttable) -> dict[str, Tensor]:
     """What the model holds and does not use stays as it is, and goes into checkpoints."""
     state = model.state_dict(keep_vars=True)
@@ -247,16 +264,25 @@ def _in_no_stage(model: nn.Module, cuttable: Cuttable) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in state.items() if name not in staged and id(tensor) not in tied}
 
 
-def _refuse_shared(model: nn.Module, cuttable: Cuttable, ranges: list[range]) -> None:
+def _refuse_shared(model: nn.Module, cuttable: Cuttable, ranges: Sequence[range]) -> None:
     """A weight that two stages use would be updated twice, each time with half its gradient. An export has copies."""
     whole = dict(model.named_parameters(remove_duplicate=False))
     stage_of: dict[nn.Parameter, tuple[int, str]] = {}
     for stage, sections in enumerate(ranges):
         for part in (cuttable.parts[at] for at in sections):
             for parameter in (whole[name] for name in part.names().values() if name in whole):
-                other, name = stage_of.setdefault(parameter, (stage, part.name))
+                other, begins = stage_of.setdefault(parameter, (stage, part.name))
                 if other != stage:
                     raise UserError(
-                        f"'{name}' and '{part.name}' share weights, and a cut lies between them; use fewer stages, "
-                        "cut elsewhere with cut=MODULE, or untie them"
+                        f"{_shared(parameter, whole, begins, part.name)}, and a cut lies between them; use fewer "
+                        "stages, cut elsewhere with cut=MODULE, or untie them"
                     )
+
+
+def _shared(parameter: nn.Parameter, whole: Mapping[str, nn.Parameter], begins: str, begins_later: str) -> str:
+    """Two modules have it, or the model uses that of one in two places: where those are nobody says but the export."""
+    owners = [name.rpartition(".")[0] for name, each in whole.items() if each is parameter]
+    if len(owners) > 1:
+        return f"'{owners[0]}' and '{owners[-1]}' share weights"
+    [name] = [name for name, each in whole.items() if each is parameter]
+    return f"the model uses '{name}' in '{begins}' and once more in or behind '{begins_later}'"

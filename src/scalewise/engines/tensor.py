@@ -8,7 +8,8 @@ from dataclasses import replace
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scalewise.engines.cut_layers import cut_layers, pieces_of, refuse_if_it_fails, refuse_shared
+from scalewise.engines.cut_layers import cut_layers, drawing_layers, pieces_of, refuse_shared
+from scalewise.engines.cut_trial import expected_of, refuse_another_model
 from scalewise.engines.engine import Engine, Job
 from scalewise.engines.groups import groups_of
 from scalewise.engines.parts import HoldsParts
@@ -18,7 +19,7 @@ from scalewise.step.feed import Feed, make_feed
 from scalewise.step.optimizers import refuse_unless_elementwise
 from scalewise.strategies.cuts import Cut
 from scalewise.strategies.tensor import Tensor as TensorStrategy
-from scalewise.workloads.matrices import matrices_of
+from scalewise.workloads.matrices import is_said_by_others, matrices_of
 
 
 def build(strategy: TensorStrategy, job: Job) -> Engine:
@@ -32,31 +33,41 @@ def build_groups(strategy: TensorStrategy, job: Job, parts: int) -> Engine:
     refuse_unless_elementwise(job.optimizer, f"devices under {strategy.name}")
     model = job.workload.model()
     cuts = strategy.cuts(matrices_of(model), parts)
-    if strategy.columns:
-        refuse_if_it_fails(job.workload, cuts, job.clock)
     refuse_shared(model, cuts)
-    _refuse_uneven_dropout(model, cuts)
     feed = make_feed(job.data, job.settings.load, job.place.device)
-    return TensorEngine(job, model, feed, cuts, parts)
+    return TensorEngine(job, model, feed, cuts, parts, checked=bool(strategy.columns) or is_said_by_others(model))
 
 
 class TensorEngine(HoldsParts):
     """The plain loop on a model with cut layers, inside DDP where several groups have such a model."""
 
-    def __init__(self, job: Job, model: nn.Module, feed: Feed, cuts: Mapping[str, Cut], parts: int) -> None:
+    def __init__(
+        self, job: Job, model: nn.Module, feed: Feed, cuts: Mapping[str, Cut], parts: int, *, checked: bool
+    ) -> None:
+        """`checked`: whether a model with these layers cut is the same is not known, and found out."""
         self.place = place = job.place
         self.parts = parts
         group, self.part = divmod(place.rank, parts)
         self.counted = sum(parameter.numel() for parameter in model.parameters())
         self.pieces = pieces_of(model, cuts)
+        drawing = drawing_layers(job.workload, job.data, cuts, job.clock) if parts > 1 else frozenset()
+        expected = expected_of(model, job.data, cuts) if checked and parts > 1 else None
         groups = groups_of(place.world, parts, place.rank, place.timeout_seconds)
         mesh = DeviceMesh.from_group(groups.model, place.device.type)
-        cut_layers(model, cuts, self.part, mesh, job.clock)
+        sums = cut_layers(model, cuts, self.part, mesh, job.clock, drawing, place.device)
+        if expected:
+            with sums.untouched():
+                refuse_another_model(model, job.data, cuts, self.part, expected)
         model.to(place.device)
         several = place.world > parts
         network = data_parallel(model, {"process_group": groups.data}) if several else None
         as_group = replace(job, place=replace(place, rank=group, world=place.world // parts))
         super().__init__(as_group, model, feed, network, averaged=several)
+
+    @property
+    def stream(self) -> int:
+        """The parts of a model draw alike, for what is whole on each."""
+        return self.place.rank - self.part
 
     def held(self) -> Mapping[str, Tensor]:
         return dict(self.model.named_parameters())
@@ -64,15 +75,3 @@ class TensorEngine(HoldsParts):
     def losses(self) -> Tensor:
         """All parts of a group know the same."""
         return super().losses() / self.parts
-
-
-def _refuse_uneven_dropout(model: nn.Module, cuts: Mapping[str, Cut]) -> None:
-    """Parts of different sizes would draw differently many random numbers, and layers that all hold drift apart."""
-    uneven = [name for name, cut in cuts.items() if len(set(cut.sizes)) > 1]
-    drops = [name for name, module in model.named_modules() if isinstance(module, nn.Dropout) and module.p > 0]
-    if uneven and drops:
-        sizes = "+".join(map(str, cuts[uneven[0]].sizes))
-        raise UserError(
-            f"tensor would cut '{uneven[0]}' into unequal parts ({sizes}), impossible with dropout ('{drops[0]}'); "
-            "use a number of devices that divides its columns or heads"
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from scalewise.atomic import write_atomically
 from scalewise.errors import UserError
 from scalewise.step.optimizers import placed_state
 from scalewise.step.settings import Settings
+from scalewise.step.streams import States, Stream, states
 from scalewise.workloads.workload import Workload
 
 SCHEMA = 1
@@ -60,8 +62,15 @@ def progress_of(workload: Workload, samples: int, settings: Settings, steps_done
     )
 
 
-def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Atomic: the file is the old one or the new one, whatever happens meanwhile."""
+def save_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    random: Sequence[States] | None = None,
+) -> None:
+    """Atomic: the file is the old one or the new one, whatever happens meanwhile. `random`: the states of all ranks'
+    generators; None: only this one's."""
     tensors: dict[str, Tensor] = {f"model/{name}": tensor for name, tensor in _unshared(model).items()}
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     scalars: dict[str, float] = {}
@@ -71,9 +80,8 @@ def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
                 tensors[f"optimizer/{names[parameter]}/{key}"] = value
             elif value is not None:
                 scalars[f"{names[parameter]}/{key}"] = value
-    tensors["random/cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["random/cuda"] = torch.cuda.get_rng_state()
+    for rank, found in enumerate(random or [states()]):
+        tensors |= {f"{_random(rank)}{kind}": state for kind, state in found.items()}
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {"schema": str(SCHEMA), "progress": json.dumps(asdict(progress)), "scalars": json.dumps(scalars)}
     metadata["checksum"] = _checksum(content, metadata)
@@ -81,7 +89,11 @@ def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, expected: Progress
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    expected: Progress,
+    stream: Stream | None = None,
 ) -> Progress:
     """Put the state of `path` into model, optimizer and generators; a UserError if it is another run's or damaged."""
     progress, tensors, scalars = _read(path, expected)
@@ -95,9 +107,10 @@ def load_checkpoint(
                 optimizer.state[parameter] = {
                     key: placed_state(key, value, parameter, optimizer) for key, value in state.items()
                 }
-    torch.set_rng_state(tensors["random/cpu"])
-    if "random/cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["random/cuda"])
+    random = [_part(tensors, _random(0))]
+    while state := _part(tensors, _random(len(random))):
+        random.append(state)
+    (stream or Stream(progress.seed)).go_on(random, progress.steps_done)
     return progress
 
 
@@ -132,6 +145,11 @@ def _read(path: Path, expected: Progress) -> tuple[Progress, dict[str, Tensor], 
     if difference := progress.mismatch(expected):
         raise UserError(f"checkpoint {path} is of another run: {difference}")
     return progress, tensors, scalars
+
+
+def _random(rank: int) -> str:
+    """Where the states of its generators are: those of a run on one device, and of rank 0, have no number."""
+    return f"random/{rank}/" if rank else "random/"
 
 
 def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:

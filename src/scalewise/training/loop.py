@@ -27,6 +27,7 @@ from scalewise.step.precision import set_precision
 from scalewise.step.room import Room
 from scalewise.step.settings import MOST_PENDING_STEPS, steps_per_epoch
 from scalewise.step.shards import epoch_order
+from scalewise.step.streams import Stream, states_of_all
 from scalewise.timeline import Span
 from scalewise.tracing import sockets
 from scalewise.tracing.steps import StepTraffic
@@ -184,6 +185,10 @@ class _Run:
         if isinstance(engine, ServedEngine):
             self.outcome.traffic.servers = engine.client.addresses
             self.outcome.traffic.except_port = engine.client.store_port
+        # Workers of servers draw alike: their checkpoints keep where one of them is.
+        home = 0 if isinstance(engine, ServedEngine) else engine.stream
+        self.stream = Stream(job.settings.seed, home, job.place.world)
+        self.stream.begin()
         if job.settings.resume and job.settings.checkpoint:
             engine.restore(self._load)
             refuse_if_through(job.settings, self.done, total)
@@ -290,13 +295,17 @@ class _Run:
 
     def _save(self) -> None:
         path = self.job.settings.checkpoint
-        whole = self.engine.whole() if path else None
-        if path and whole and whole.optimizer:
-            save_checkpoint(path, whole.model, whole.optimizer, self._progress())
+        if path is None or isinstance(self.engine, ServedEngine):  # servers write theirs
+            return
+        whole = self.engine.whole()
+        random = states_of_all(self.job.place.rank, self.job.place.world)
+        if whole and whole.optimizer:
+            save_checkpoint(path, whole.model, whole.optimizer, self._progress(), random)
 
     def _load(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        assert self.job.settings.checkpoint is not None
-        self.done = load_checkpoint(self.job.settings.checkpoint, model, optimizer, self._progress()).steps_done
+        path = self.job.settings.checkpoint
+        assert path is not None
+        self.done = load_checkpoint(path, model, optimizer, self._progress(), self.stream).steps_done
 
     def _progress(self) -> Progress:
         return progress_of(self.job.workload, len(self.job.data), self.job.settings, self.done)

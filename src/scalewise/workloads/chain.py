@@ -32,9 +32,14 @@ class Part:
     """Within the whole model: its parameters' names begin with it."""
     within: str = ""
     """What they begin with here."""
+    members: tuple[Part, ...] = ()
+    """Of several in a row between which there is no cut; `module` is then an nn.Sequential of theirs."""
 
     def names(self) -> dict[str, str]:
         """Of parameters and buffers: here -> in the whole model."""
+        if self.members:
+            each = [(at, member.names()) for at, member in enumerate(self.members)]
+            return {f"{at}.{here}": there for at, names in each for here, there in names.items()}
         prefix = f"{self.path}." if self.path else ""
         return {name: prefix + name.removeprefix(self.within) for name in self.module.state_dict()}
 
@@ -93,21 +98,52 @@ def example_of(data: Data, samples: int, device: str) -> Tensor:
 
 def weigh(parts: Sequence[Part], inputs: Tensor) -> tuple[tuple[Section, ...], tuple[Border, ...]]:
     """Send samples through: what every part costs and keeps, and what it hands on."""
+    weighed = chain_through(parts, inputs)
+    return weighed.sections, weighed.borders
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Parts between which a model can be cut."""
+
+    parts: tuple[Part, ...]
+    sections: tuple[Section, ...]
+    borders: tuple[Border, ...]
+    blocked: tuple[tuple[str, UserError], ...]
+    """Parts that are in one with the one before, by name, and why."""
+
+
+def chain_through(parts: Sequence[Part], inputs: Tensor) -> Weighed:
+    """Those whose result cannot cross a cut are joined with the next."""
+    joined: list[Part] = []
     sections: list[Section] = []
     borders: list[Border] = []
+    blocked: list[tuple[str, UserError]] = []
     count = len(inputs)
     seen = _Kept(parts, inputs)
     value: Any = inputs
     tried = unchanged_buffers(part.module for part in parts)
+    together: list[Part] = []
+    before = kept = 0
     with tried, counting() as counter, saved_tensors_hooks(seen.note, lambda tensor: tensor):
-        for part in parts:
-            before, kept = counter.get_total_flops(), seen.bytes
+        for at, part in enumerate(parts):
+            if not together:
+                before, kept = counter.get_total_flops(), seen.bytes
             value = part.module(value)
-            borders.append(_border(part, value, count))
-            new = seen.new_parameters(part)
+            together.append(part)
+            try:
+                borders.append(_border(part, value, count))
+            except UserError as error:
+                if at + 1 == len(parts):
+                    raise
+                blocked.append((parts[at + 1].name, error))
+                continue
+            joined.append(_joined(together))
+            new = seen.new_parameters(joined[-1])
+            together = []
             sections.append(
                 Section(
-                    name=part.name,
+                    name=joined[-1].name,
                     flops=(counter.get_total_flops() - before) // count,
                     parameter_bytes=sum(each.nbytes for each in new),
                     kept_bytes=(seen.bytes - kept) // count,
@@ -116,7 +152,19 @@ def weigh(parts: Sequence[Part], inputs: Tensor) -> tuple[tuple[Section, ...], t
                     frozen_bytes=sum(each.nbytes for each in new if not each.requires_grad),
                 )
             )
-    return tuple(sections), tuple(borders)
+    return Weighed(tuple(joined), tuple(sections), tuple(borders), tuple(blocked))
+
+
+def joined_as(weighed: Weighed, parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The same parts of another model like it."""
+    left = iter(parts)
+    return tuple(_joined([next(left) for _ in part.members or (part,)]) for part in weighed.parts)
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    if len(parts) == 1:
+        return parts[0]
+    return Part(parts[0].name, nn.Sequential(*(part.module for part in parts)), parts[0].path, members=tuple(parts))
 
 
 class _Kept:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import nn
 
 from scalewise.data.data import Data
 from scalewise.plan import Section
-from scalewise.workloads.chain import WEIGHED, Border, Part, chain_of, example_of, weigh, whole_part
+from scalewise.workloads.chain import (
+    WEIGHED,
+    Border,
+    Part,
+    Weighed,
+    chain_of,
+    chain_through,
+    example_of,
+    joined_as,
+    weigh,
+    whole_part,
+)
+from scalewise.workloads.chain_trial import refuse_another_model
 from scalewise.workloads.workload import Workload
 
 
@@ -24,39 +37,58 @@ class Cuttable:
     """Samples that must go through at a time: an exported model takes no other number."""
 
 
+def why_not_elsewhere(workload: Workload, data: Data, model: nn.Module) -> str:
+    """Of a model that says where it can be cut: why some of those places are none, if so."""
+    parts = chain_of(workload, model)
+    blocked = _weighed(workload, data, parts).blocked if parts else ()
+    return str(blocked[0][1]) if blocked else ""
+
+
+def _said(workload: Workload, model: nn.Module, cut: str) -> tuple[Part, ...]:
+    parts = chain_of(workload, model)
+    return parts if set(cut.split("+") if cut else ()) <= {part.name for part in parts} else ()
+
+
 def cuttable_of(workload: Workload, data: Data, model: nn.Module, stages: int, cut: str, size: int) -> Cuttable:
     """`cut` names modules; those of no chain are found in an export, for `size` samples at a time."""
-    parts = chain_of(workload, model)
     names = cut.split("+") if cut else []
-    if parts and set(names) <= {part.name for part in parts}:
-        return Cuttable(parts, *_weighed(workload, data, parts))
+    if parts := _said(workload, model, cut):
+        if workload.stages is not None:
+            refuse_another_model(workload, data, model, parts)
+        return _cuttable(_weighed(workload, data, parts), parts, names)
     if stages == 1:
         alone = (whole_part(model),)
         with torch.random.fork_rng(devices=[]):
-            return Cuttable(alone, *weigh(alone, example_of(data, WEIGHED, "cpu")))
+            return _cuttable(chain_through(alone, example_of(data, WEIGHED, "cpu")), alone, names)
     from scalewise.workloads.exported import evaluated_otherwise, exported_chain  # takes seconds to load
 
     exported = exported_chain(workload, model, example_of(data, size, "cpu"), names)
     with torch.random.fork_rng(devices=[]):
-        sections, borders = weigh(exported, example_of(data, size, "cpu"))
-        for part in exported:
+        weighed = chain_through(exported, example_of(data, size, "cpu"))
+        for part in weighed.parts:
             part.module.eval()
-        _, evaluated = weigh(exported, example_of(data, size, "cpu"))
-    for part, border, other in zip(exported, borders, evaluated, strict=True):
+        _, evaluated = weigh(weighed.parts, example_of(data, size, "cpu"))
+    for part, border, other in zip_longest(weighed.parts, weighed.borders, evaluated):
         part.module.train()
-        if [(each.shape, each.dtype) for each in border.tensors] != [
-            (each.shape, each.dtype) for each in other.tensors
-        ]:
+        if not other or border.kinds != other.kinds:
             raise evaluated_otherwise(workload, part.name)
-    return Cuttable(exported, sections, borders, fixed_batch=size)
+    return _cuttable(weighed, exported, names, fixed_batch=size)
 
 
-def _weighed(workload: Workload, data: Data, parts: tuple[Part, ...]) -> tuple[tuple[Section, ...], tuple[Border, ...]]:
+def _cuttable(weighed: Weighed, parts: tuple[Part, ...], names: list[str], fixed_batch: int | None = None) -> Cuttable:
+    """Of these parts, joined as those are that were weighed."""
+    for name, error in weighed.blocked:
+        if name in names:
+            raise error
+    return Cuttable(joined_as(weighed, parts), weighed.sections, weighed.borders, fixed_batch)
+
+
+def _weighed(workload: Workload, data: Data, parts: tuple[Part, ...]) -> Weighed:
     """On the meta device, else with real samples through the parts themselves."""
     try:
         with torch.device("meta"):
             like = chain_of(workload, workload.model())
-        return weigh(like, example_of(data, WEIGHED, "meta"))
+        return chain_through(like, example_of(data, WEIGHED, "meta"))
     except Exception:  # whatever a model does with real numbers only; if it fails on the CPU too, that is its error
         with torch.random.fork_rng(devices=[]):
-            return weigh(parts, example_of(data, WEIGHED, "cpu"))
+            return chain_through(parts, example_of(data, WEIGHED, "cpu"))

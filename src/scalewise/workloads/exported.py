@@ -21,7 +21,7 @@ from torch.distributed.pipelining import SplitPoint, pipeline
 from scalewise.errors import UserError
 from scalewise.spec import unknown
 from scalewise.strategies.stage_cuts import begins_the_model
-from scalewise.workloads.chain import Part, whole_part
+from scalewise.workloads.chain import Part
 from scalewise.workloads.exported_part import ExportedPart, Piece, is_evaluated_alike, tensors_of
 from scalewise.workloads.unchanged import unchanged_buffers
 from scalewise.workloads.user import users_line
@@ -46,7 +46,10 @@ def exported_chain(workload: Workload, model: nn.Module, inputs: Tensor, names: 
             valid = _layers(model) or paths
             kinds = {each: type(model.get_submodule(each)).__name__ for each in valid}
             raise unknown("module to cut at", name, valid, kinds)
-    calls = _calls(workload, model, inputs, names or _layers(model))
+    calls = _calls(workload, model, inputs, names or paths)
+    if not names:
+        layers = [inner for layer in _layers(model) for inner in _called(model, layer, calls)]
+        calls = [name for name in calls if name in layers]
     for name in names:
         if calls.count(name) != 1:
             raise UserError(
@@ -56,7 +59,7 @@ def exported_chain(workload: Workload, model: nn.Module, inputs: Tensor, names: 
     order = [name for name in calls if calls.count(name) == 1]
     cuts = order if names else order[1:]
     if not cuts:
-        return (whole_part(model),)
+        raise UserError(f"'{workload.name}' cannot be cut into stages: {_too_few(layers, calls)}; {ADVICE}")
     try:
         with _quiet():
             at = dict.fromkeys(cuts, SplitPoint.BEGINNING)
@@ -78,6 +81,26 @@ def _layers(model: nn.Module) -> list[str]:
         else:
             found.append(name)
     return found
+
+
+def _called(model: nn.Module, layer: str, calls: Sequence[str]) -> list[str]:
+    """The layer, or those inside of one that the model never calls itself."""
+    inside = [name for name, _ in model.get_submodule(layer).named_children()]
+    if layer in calls or not inside:
+        return [layer]
+    return [found for name in inside for found in _called(model, f"{layer}.{name}", calls)]
+
+
+def _too_few(layers: Sequence[str], calls: Sequence[str]) -> str:
+    """Why nothing is left to cut at: a cut is made where a layer is called, for the first and only time."""
+    never = [name for name in layers if name not in calls]
+    often = [name for name in layers if calls.count(name) > 1]
+    reasons = ["it has no two layers that are called, each once per step"]
+    if never:
+        reasons.append(f"'{never[0]}' never is, the model only uses what it holds")
+    if often:
+        reasons.append(f"'{often[0]}' is called {calls.count(often[0])} times")
+    return ", ".join(reasons)
 
 
 def _elements(several: nn.Module) -> Iterator[str]:

@@ -55,6 +55,12 @@ def roles_of(model: nn.Module) -> dict[str, Role]:
     return roles
 
 
+def is_said_by_others(model: nn.Module) -> bool:
+    """Whether a module that is none of ours says it: those of ours are known to be right."""
+    kinds = {type(module) for module in model.modules()}
+    return any(hasattr(kind, "tensor_parallel") and not kind.__module__.startswith("scalewise.") for kind in kinds)
+
+
 def _pairs(sequence: nn.Sequential) -> Iterator[tuple[str, str]]:
     waiting: tuple[str, nn.Module] | None = None
     for name, module in sequence.named_children():

@@ -17,7 +17,7 @@ from scalewise.workloads.workload import Workload
 def unreached_by(workload: Workload, data: Data) -> frozenset[str]:
     """Names of the trainable parameters that one sample gives no gradient, tried on a fresh model: on the meta device
     where it can run without numbers. Random numbers that are drawn for it are put back."""
-    with torch.random.fork_rng(devices=[]), _dice_alike():
+    with torch.random.fork_rng(devices=[]), dice_alike():
         try:
             return _unreached_on("meta", workload, data)
         except Exception:  # whatever a model does with real numbers only; if it fails on the CPU too, that is its error
@@ -25,7 +25,7 @@ def unreached_by(workload: Workload, data: Data) -> frozenset[str]:
 
 
 @contextmanager
-def _dice_alike() -> Iterator[None]:
+def dice_alike() -> Iterator[None]:
     """Python's and numpy's random numbers, which nobody seeds for a run: a model that skips layers by them is found to
     skip the same ones on every rank."""
     state, state_of_numpy = random.getstate(), np.random.get_state()
