@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from scalewise.workloads.transformer import next_token_accuracy, next_token_loss
 from scalewise.workloads.unet import pixel_accuracy, unet
 from scalewise.workloads.workload import Workload
 from tests.tiny import float64
+from tests.tiny_cut import OnlyHeld
 
 CONTEXT, VOCABULARY, PIXELS = 6, 11, 8
 
@@ -107,13 +109,6 @@ def tied64() -> Workload:
     return replace(float64(), name="tied64", model=model)
 
 
-def dropping64() -> Workload:
-    def model() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3), nn.Dropout(0.1)).to(torch.float64)
-
-    return replace(float64(), name="dropping64", model=model)
-
-
 class Listed(nn.Module):
     """Weights in a list that no layer owns."""
 
@@ -131,3 +126,30 @@ class Listed(nn.Module):
 
 def listed64() -> Workload:
     return replace(float64(), name="listed64", model=lambda: Listed().to(torch.float64))
+
+
+def held64() -> Workload:
+    """Uses what layers hold without a call of them."""
+    return replace(float64(), name="held64", model=lambda: OnlyHeld().to(torch.float64))
+
+
+class Normed(Gated):
+    """Looks at all features at once where `columns=gate+up,rows=down` gives every device some."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.enter(inputs)
+        inner = torch.sigmoid(self.gate(hidden)) * self.up(hidden)
+        outputs: Tensor = self.down(functional.layer_norm(inner, inner.shape[-1:]))
+        return outputs
+
+
+def normed64() -> Workload:
+    return replace(float64(), name="normed64", model=lambda: Normed().to(torch.float64))
+
+
+class Claimed(Normed):
+    tensor_parallel: ClassVar = {"gate": "columns", "up": "columns", "down": "rows"}
+
+
+def claimed64() -> Workload:
+    return replace(float64(), name="claimed64", model=lambda: Claimed().to(torch.float64))

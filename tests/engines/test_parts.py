@@ -21,6 +21,7 @@ from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs.outcomes import bytes_per_step
 from tests.conftest import DEVICE_KIND, SessionOf
+from tests.engines.tasks import failure_of
 
 HERE = torch.device("cpu" if DEVICE_KIND == "cpu" else "cuda")
 SPREAD = [("tensor", 2), ("tensor", 3), ("tensor", 4), ("sharded", 2), ("sharded", 3), ("sharded", 4)]
@@ -122,9 +123,21 @@ def test_planned_bytes_equal_the_kernels_count(workload: str, strategy: str, ran
 def test_layers_of_a_users_model_are_cut_as_named(tmp_path: Path, session_of: SessionOf, alone: Alone) -> None:
     spread = tmp_path / "spread.safetensors"
     _, path = alone("gated64")
-    for ranks in (2, 3):
-        _train("gated64", "tensor:columns=gate+up,rows=down", spread, session_of, ranks)
+    named = "columns=gate+up,rows=down"
+    for strategy, ranks in ((f"tensor:{named}", 2), (f"tensor:{named}", 3), (f"hybrid:tensor=2,{named}", 4)):
+        _train("gated64", strategy, spread, session_of, ranks)
         torch.testing.assert_close(_weights(spread), _weights(path), rtol=0, atol=1e-10)
+
+
+def test_stages_of_a_hybrid_are_cut_where_told(tmp_path: Path, session_of: SessionOf, alone: Alone) -> None:
+    spread = tmp_path / "spread.safetensors"
+    _, path = alone("transformer64")
+    _train("transformer64", "hybrid:stages=2,cut=1,microbatches=3", spread, session_of, 4)
+    torch.testing.assert_close(_weights(spread), _weights(path), rtol=0, atol=1e-10)
+    wrong = strategy_of("hybrid:stages=2,cut=nowhere")
+    request = Request("tests.tiny_models:transformer64", wrong, Settings(5, None, 1), DataRequest(samples=5))
+    for sentence, _ in session_of(4).run(failure_of, request):
+        assert "unknown module to cut at 'nowhere'" in sentence
 
 
 @pytest.mark.parametrize(
@@ -137,9 +150,9 @@ def test_layers_of_a_users_model_are_cut_as_named(tmp_path: Path, session_of: Se
         ("gated64", "tensor:columns=gate+up,rows=down,head_width=2", 2, "7 columns, not a multiple of head_width 2"),
         ("gated64", "tensor:columns=gate+up,rows=down,head_width=7", 2, "'gate' has 1 heads to share among 2 devices"),
         ("gated64", "tensor:columns=enter,rows=down", 2, "through element-wise functions or whole heads, into"),
-        ("dropping64", "tensor", 2, "tensor would cut '0' into unequal parts (3+2), impossible with dropout ('3')"),
         ("tied64", "tensor", 2, "tensor cannot cut '2.weight', which is the same as '0.weight'"),
         ("listed64", "sharded", 2, "'weights' is a ParameterList, which never is; put its contents into a module"),
+        ("held64", "sharded", 2, "uses 'held.0.weight' without a call of 'held.0' (Linear); call that, or use"),
         ("tied64", "sharded", 2, "'2.weight' is the same as '0.weight' of another layer; use mirrored"),
     ],
 )  # fmt: skip
@@ -150,3 +163,14 @@ def test_what_cannot_be_cut_is_told_in_one_sentence(workload: str, strategy: str
     with pytest.raises((UserError, RunFailed)) as answer:
         train_on(Place(0, ranks, HERE), request, lambda _: None)
     assert sentence in str(answer.value)
+
+
+@pytest.mark.parametrize(
+    ("workload", "strategy"), [("normed64", "tensor:columns=gate+up,rows=down"), ("claimed64", "tensor")]
+)
+def test_layers_that_cut_make_another_model_are_refused(workload: str, strategy: str, session_of: SessionOf) -> None:
+    request = Request(
+        f"tests.tiny_models:{workload}", strategy_of(strategy), Settings(5, None, 1), DataRequest(samples=5)
+    )
+    for sentence, _ in session_of(2).run(failure_of, request):
+        assert "what goes into 'down' is not a part of what goes into it in the whole model (largest diff" in sentence

@@ -78,6 +78,9 @@ def assert_alike(found: Path, expected: Path) -> None:
         ("in_place", "pipeline:schedule=interleaved,cut=1+3+5", 2),
         ("in_place", "pipeline:schedule=gpipe,checkpoint,cut=3", 2),
         ("in_place", "tensor", 2),
+        ("uncalled", "layers", 2),
+        ("uncalled", "layers:cut=blocks.1.0", 2),
+        ("turned", "layers", 3),
     ],
 )
 def test_weights_and_state_equal_single_device_training(
@@ -120,6 +123,20 @@ def test_samples_that_only_pad_leave_batch_norms_statistics_alone(
     session_of(2).run(train_task, replace(request, data=ten))
     assert_alike(tmp_path / "spread", tmp_path / "alone")
     assert state(tmp_path / "spread")["model/1.num_batches_tracked"] == 4 + 1
+
+
+@pytest.mark.parametrize("strategy", ["pipeline:microbatches=2", "pipeline:schedule=gpipe,checkpoint,microbatches=2"])
+def test_samples_that_fill_up_a_micro_batch_are_not_counted_by_batch_norm(
+    strategy: str, tmp_path: Path, session_of: SessionOf
+) -> None:
+    """A batch of five in micro-batches of three and two."""
+    ten = DataRequest(samples=10)
+    plain: dict[str, Any] = {"optimizer": "momentum"}  # Adam makes much of the rounding in what is no gradient
+    request = request_for("batch_norm", "single", tmp_path / "alone", accumulate=2, **plain)
+    train_on(Place(0, 1, HERE), replace(request, data=ten), lambda _: None)
+    request = request_for("batch_norm", strategy, tmp_path / "spread", **plain)
+    session_of(2).run(train_task, replace(request, data=ten))
+    assert_alike(tmp_path / "spread", tmp_path / "alone")
 
 
 @pytest.mark.parametrize(("strategy", "batch"), [("pipeline", 8), ("pipeline:schedule=gpipe", 2), ("pipeline", 2)])
@@ -216,6 +233,14 @@ def test_messages_through_the_host_change_nothing_and_their_buffers_are_kept(
         ("declared", "layers", 3, "3 stages are too many for this model: it can be cut into 2 at most (body, head)"),
         ("tied", "layers", 3, "'0' and '2' share weights, and a cut lies between them"),
         ("tied_unchained", "layers", 2, "'first' and 'second' share weights, and a cut lies between them"),
+        ("used_twice", "layers", 2, "uses 'embedding.weight' in 'embedding' and once more in or behind 'norm', and a"),
+        ("only_held", "layers", 2, "no two layers that are called, each once per step, 'held.0' never is, the model"),
+        ("turned", "layers", 6, "6 stages are too many for this model: it can be cut into 5 at most (0, 1, 2, 5, 6)"),
+        ("turned", "layers", 6, "the model cannot be cut after '2', which gives 5x2 for 2 samples"),
+        ("turned", "layers:cut=3", 2, "the model cannot be cut after '2', which gives 5x2 for 2 samples"),
+        ("wrongly_declared", "layers", 2, "(body, head) do not compute what the model does (largest difference "),
+        ("dropout_left_out", "layers", 2, "(body, head) while it trains do not compute what the model does (largest"),
+        ("backwards", "layers", 2, "(head, body) fail where the model does not: RuntimeError: mat1 and mat2 shapes"),
         ("skipping", "layers:cut=first", 2, "'first' begins the model: a cut before it leaves the first stage empty"),
         ("small_unet", "layers:cut=1.pool+nope", 3, "unknown module to cut at 'nope'"),
         ("undeclared", "layers", 2, "cannot be cut into stages: torch.export stops at "),

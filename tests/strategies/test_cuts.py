@@ -150,8 +150,14 @@ def test_hybrid_stages_are_pipelines_whose_gradients_are_reduced_stage_by_stage(
 def test_a_hybrid_of_one_group_is_what_it_has_inside() -> None:
     sections = tuple(Section(str(number), 1000, 400, 100, (40,), (40,)) for number in range(4))
     model = replace(MODEL, sections=sections)
-    for inside, alone in (("hybrid:tensor=2", "tensor"), ("hybrid:stages=2", "pipeline")):
-        assert strategy_of(inside).plan(model, 2, 6) == strategy_of(alone).plan(model, 2, 6)
+    named = "columns=mlp.0,rows=mlp.2"
+    pairs = [("hybrid:tensor=2", "tensor"), ("hybrid:stages=2", "pipeline")]
+    pairs += [(f"hybrid:tensor=2,{named}", f"tensor:{named}")]
+    pairs += [("hybrid:stages=2,cut=3,microbatches=3", "pipeline:cut=3,microbatches=3")]
+    plans = [strategy_of(alone).plan(model, 2, 6) for _, alone in pairs]
+    assert [strategy_of(inside).plan(model, 2, 6) for inside, _ in pairs] == plans
+    assert plans[0] != plans[2]
+    assert plans[1] != plans[3]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +167,13 @@ def test_a_hybrid_of_one_group_is_what_it_has_inside() -> None:
         ("hybrid:tensor=1", 2, "option 'tensor' of hybrid is 1; it must be 2 or more"),
         ("hybrid:stages=3", 4, "hybrid:stages=3 has 3 devices share a model: --devices must be a multiple of 3, not 4"),
         ("hybrid:tensor=2,stages=2", 4, "hybrid takes tensor=2 or stages=2 inside, not both; leave one out"),
+        (
+            "hybrid:cut=3",
+            2,
+            "hybrid: cut=3 is for hybrid:stages=..., and this has tensor=2 inside; leave it out, or put",
+        ),
+        ("hybrid:stages=2,columns=a,rows=b", 2, "hybrid: columns=a is for hybrid:tensor=..., and this has stages=2"),
+        ("hybrid:stages=2,cut=3+3", 2, "cut=3+3 names '3' 2 times; name each place once"),
         ("hybrid:tensor=two", 2, "option 'tensor' of hybrid is 'two'; it must be a whole number"),
     ],
 )

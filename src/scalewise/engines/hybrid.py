@@ -15,25 +15,24 @@ from scalewise.step.flat import views_of
 from scalewise.step.left_out import is_left_out
 from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.pipeline import Pipeline
-from scalewise.strategies.tensor import Tensor as TensorStrategy
 
 
 def build(strategy: Hybrid, job: Job) -> Engine:
     strategy.check_devices(job.place.world)
     if strategy.stages is None:
-        return build_groups(TensorStrategy(), job, strategy.inside)
-    return PipelinesEngine(job, strategy.inside)
+        return build_groups(strategy.as_tensor, job, strategy.inside)
+    return PipelinesEngine(strategy.as_pipeline, job, strategy.inside)
 
 
 class PipelinesEngine(PipelineEngine):
     """A pipeline for every share of the batch; the gradients of a stage are added up over all of them."""
 
-    def __init__(self, job: Job, parts: int) -> None:
+    def __init__(self, strategy: Pipeline, job: Job, parts: int) -> None:
         place = job.place
         groups: Groups = groups_of(place.world, parts, place.rank, place.timeout_seconds)
         number = place.rank // parts
         ranks = tuple(range(number * parts, (number + 1) * parts))
-        super().__init__(Pipeline(), job, Line(ranks, groups.model, number, place.world // parts))
+        super().__init__(strategy, job, Line(ranks, groups.model, number, place.world // parts))
         self.same_stage = groups.data
         by_kind: dict[torch.dtype, list[nn.Parameter]] = {}
         for stage in self.stages.values():

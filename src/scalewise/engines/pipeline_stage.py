@@ -26,13 +26,15 @@ class TimedStage(PipelineStage):
         super().__init__(stage, number, count, device, **options)
         self.clock = clock
         self.computes_on, self.stage = stage.device, stage
-        self.real = 0
-        """Micro-batches of this step that have samples; those after them pad it, and are not to be remembered."""
+        self.samples = self.size = 0
+        """Of this step, and of a micro-batch: what comes after them fills it up, and is not to be remembered."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
         self.clock.lap("idle")
-        with nullcontext() if fwd_chunk_id < self.real else self.stage.remembering_nothing():
+        self.stage.real = real = min(max(self.samples - fwd_chunk_id * self.size, 0), self.size)
+        with nullcontext() if real else self.stage.remembering_nothing():
             outputs = super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
+        self.stage.real = None
         self.clock.lap("forward")
         return outputs
 

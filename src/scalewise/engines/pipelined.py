@@ -82,7 +82,7 @@ class PipelineEngine(HoldsStages):
             self.job.clock.lap("load")
         self.loss.begin(shard)
         for stage in self.timed:
-            stage.real = -(-len(shard.rows) // self.size) if shard.weight else 0
+            stage.samples, stage.size = len(shard.rows) if shard.weight else 0, self.size
         inputs = (batch[0],) if self.first and batch else ()
         self.schedule.step(*inputs, target=batch[1] if self.last and batch else None, **self.asked)
         self._reduce()

@@ -28,6 +28,7 @@ from scalewise.step.optimizers import make_optimizer, refuse_unless_elementwise
 from scalewise.step.shards import Shard, shards_of
 from scalewise.strategies.sharded import Sharded
 from scalewise.strategies.units import units_of
+from scalewise.workloads.used_outside import used_outside
 
 NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
@@ -38,6 +39,7 @@ def build(_: Sharded, job: Job) -> Engine:
     refuse_unless_elementwise(job.optimizer, "shards")
     model = job.workload.model()
     _refuse_what_cannot_be_sharded(model)
+    _refuse_uses_without_a_call(job, model)
     feed = make_feed(job.data, job.settings.load, job.place.device)
     return ShardedEngine(job, model, feed)
 
@@ -182,6 +184,17 @@ def _refuse_what_cannot_be_sharded(model: nn.Module) -> None:
                 f"sharded gathers a layer when it is called, and '{unit}' is a {type(layer).__name__}, which never is; "
                 "put its contents into a module of their own, or use mirrored"
             )
+
+
+def _refuse_uses_without_a_call(job: Job, model: nn.Module) -> None:
+    names = [name for name, _ in model.named_parameters()]
+    units = {names[position]: unit for unit, positions in units_of(names).items() for position in positions}
+    if name := used_outside(job.workload, job.data, units):
+        kind = type(model.get_submodule(units[name])).__name__
+        raise UserError(
+            f"sharded gathers a layer when it is called, and the model uses '{name}' without a call of "
+            f"'{units[name]}' ({kind}); call that, or use mirrored"
+        )
 
 
 def _unit_around(name: str, units: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from scalewise.step.precision import autocast
 from scalewise.step.settings import Precision
 from scalewise.workloads.chain import Border, Part
+from scalewise.workloads.footprint import norms_batches
 
 
 class Stage(nn.Module):
@@ -35,6 +36,9 @@ class Stage(nn.Module):
         self.device, self.precision, self.recompute = device, precision, recompute
         self.overwrites: bool | None = None
         """Whether it begins with what works in place; found out where that matters."""
+        self.real: int | None = None
+        """Rows of what it is given now that are samples, and not there to fill it up; None: all."""
+        self.norms = norms_batches(self)
         self.to(device)
         self.remembering = [
             (module, name)
@@ -68,10 +72,16 @@ class Stage(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         # Gradients of a concatenation are views of one tensor, and gloo sends only what lies in one piece.
         tensors = tuple(contiguous_back(each) if each.requires_grad else each for each in tensors)
+        filled = len(tensors[0])
+        if self.norms and self.real and self.real < filled:
+            # Batch norm would count the others. One sample alone it refuses: that is there twice.
+            tensors = tuple(_in_turn(each, self.real, max(self.real, 2)) for each in tensors)
         with autocast(self.precision, self.device):
             value = self.before.unpack(tensors) if self.before else tensors[0]
             value = self._run_twice(value) if self.recompute and torch.is_grad_enabled() else self._run(value)
         outputs = (value,) if isinstance(value, Tensor) else tuple(value)
+        if len(tensors[0]) < filled:
+            outputs = tuple(_in_turn(each, len(each), filled) for each in outputs)
         # Under bf16 a stage may compute in another type than the one that is planned to cross the cut.
         return tuple(
             each.to(passed.dtype).contiguous() for each, passed in zip(outputs, self.behind.tensors, strict=True)
@@ -96,6 +106,11 @@ class Stage(nn.Module):
         for module in self.modules_in_a_row:
             value = module(value)
         return value
+
+
+def _in_turn(tensor: Tensor, rows: int, count: int) -> Tensor:
+    """The first `rows`, again and again until there are `count`: what has no weight is a number like the others."""
+    return tensor[:count] if count <= rows else tensor[torch.arange(count, device=tensor.device) % rows]
 
 
 class _ContiguousBack(torch.autograd.Function):

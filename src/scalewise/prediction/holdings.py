@@ -12,7 +12,6 @@ from scalewise.prediction.shard_holdings import held_of_shards
 from scalewise.prediction.stage_holdings import held_of_layers, held_of_pipeline, microbatches_of
 from scalewise.strategies.cuts import Cut
 from scalewise.strategies.hybrid import Hybrid
-from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.strategy import Strategy
 from scalewise.strategies.tensor import Tensor
 
@@ -34,7 +33,7 @@ def samples_at_a_time(strategy: Strategy, run: Run) -> int:
 def cuts_by(strategy: Strategy, run: Run) -> dict[str, Cut]:
     """Layers of which a device has a part."""
     if isinstance(strategy, Hybrid):
-        return Tensor().cuts(run.footprint.matrices, strategy.inside) if strategy.stages is None else {}
+        return strategy.as_tensor.cuts(run.footprint.matrices, strategy.inside) if strategy.stages is None else {}
     return strategy.cuts(run.footprint.matrices, run.devices) if isinstance(strategy, Tensor) else {}
 
 
@@ -119,15 +118,15 @@ def _hybrid(strategy: Any, rank: int, run: Run, layers: Layers) -> Held:
     inside = _inside(strategy, run)
     part, several = rank % strategy.inside, run.devices > strategy.inside
     if strategy.stages is None:
-        held = _tensor(Tensor(), part, inside, layers)
+        held = _tensor(strategy.as_tensor, part, inside, layers)
         return replace(held, gradients="stay") if several else held
-    held = held_of_pipeline(Pipeline(), part, inside, layers)
+    held = held_of_pipeline(strategy.as_pipeline, part, inside, layers)
     return replace(held, flat_bytes=weights_of(held.layers)) if several else held
 
 
 def _hybrid_samples(strategy: Any, run: Run) -> int:
     inside = _inside(strategy, run)
-    return -(-inside.batch // run.accumulate) if strategy.stages is None else _microbatch(Pipeline(), inside)
+    return -(-inside.batch // run.accumulate) if strategy.stages is None else _microbatch(strategy.as_pipeline, inside)
 
 
 def _inside(strategy: Any, run: Run) -> Run:

@@ -16,7 +16,7 @@ from scalewise.strategies.microbatches import microbatches_for
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.schedules import schedule_of
 from scalewise.strategies.shares import split
-from scalewise.strategies.stage_cuts import stage_ranges
+from scalewise.strategies.stage_cuts import check_cut, stage_ranges
 from scalewise.strategies.stages_plan import StagesPlan
 from scalewise.strategies.strategy import AT_LEAST, IF_NONE, Backend
 from scalewise.strategies.tensor import Tensor
@@ -35,11 +35,42 @@ class Hybrid:
     stages: int | None = field(default=None, metadata={AT_LEAST: 2, IF_NONE: "in place of tensor"})
     """Devices that share a model as `pipeline` does, each with a stage."""
 
+    columns: str = ""
+    """With tensor: layers of your own model to cut by columns, as in `tensor`; empty: as the model says itself."""
+    rows: str = ""
+    """With tensor: layers to cut by rows."""
+    head_width: int = 1
+    """With tensor: columns that stay together in named layers."""
+    cut: str = ""
+    """With stages: modules that begin the second, third, ... stage, as in `pipeline`; empty: where it is balanced."""
+    microbatches: int | None = field(default=None, metadata={IF_NONE: "with stages; up to 4 per device if not given"})
+    """With stages: parts of a group's share of the batch."""
+
     def __post_init__(self) -> None:
         if self.tensor and self.stages:
             raise UserError(
                 f"hybrid takes tensor={self.tensor} or stages={self.stages} inside, not both; leave one out"
             )
+        for_stages = self.stages is not None
+        foreign = ("columns", "rows", "head_width") if for_stages else ("cut", "microbatches")
+        for name in foreign:
+            if getattr(self, name) != getattr(type(self), name):
+                asked, needed = ("stages", "tensor") if for_stages else ("tensor", "stages")
+                raise UserError(
+                    f"hybrid: {name}={getattr(self, name)} is for hybrid:{needed}=..., and this has {asked}="
+                    f"{self.inside} inside; leave it out, or put {needed}={self.inside} in its place"
+                )
+        check_cut(self.cut)
+
+    @property
+    def as_tensor(self) -> Tensor:
+        """What a group does that shares layers."""
+        return Tensor(self.columns, self.rows, self.head_width)
+
+    @property
+    def as_pipeline(self) -> Pipeline:
+        """What a group does that has stages."""
+        return Pipeline(self.microbatches, cut=self.cut)
 
     @property
     def inside(self) -> int:
@@ -77,8 +108,8 @@ class Hybrid:
 
     def _planned(self, footprint: Footprint, batch: int, groups: AlikeGroups) -> Plan:
         if self.stages:
-            return _stages_plan(footprint, groups, batch)
-        return _Step(footprint, Tensor().cuts(footprint.matrices, self.inside), groups, batch).plan()
+            return _stages_plan(self.as_pipeline, footprint, groups, batch)
+        return _Step(footprint, self.as_tensor.cuts(footprint.matrices, self.inside), groups, batch).plan()
 
 
 @dataclass(frozen=True)
@@ -160,15 +191,14 @@ class _Step:
         ]
 
 
-def _stages_plan(footprint: Footprint, groups: AlikeGroups, batch: int) -> Plan:
+def _stages_plan(pipeline: Pipeline, footprint: Footprint, groups: AlikeGroups, batch: int) -> Plan:
     """A pipeline in every group; when it is through, gradients are all-reduced stage by stage, all at once."""
     builder = PlanBuilder()
-    pipeline = Pipeline()
     stages, share = groups.inside, -(-batch // groups.count)
     count, size = microbatches_for(
         share, stages, pipeline.schedule, pipeline.microbatches, norms_batches=footprint.norms_batches
     )
-    ranges = stage_ranges(footprint.sections, stages, share, room_bytes=footprint.room_bytes)
+    ranges = stage_ranges(footprint.sections, stages, share, pipeline.cut, footprint.room_bytes)
     schedule = schedule_of(pipeline.schedule, stages, 1, count)
     lines = [
         StagesPlan(
