@@ -264,7 +264,9 @@ def test_servers_save_what_only_workers_have_as_a_mirrored_run_does(tmp_path: Pa
         session.run(train_task, request)
     found = load_file(served)
     assert found["model/1.num_batches_tracked"] == 6
-    for name, tensor in load_file(mirrored).items():
+    expected = load_file(mirrored)
+    del expected["random/1/cpu"]  # where each worker draws is for mirrored runs to keep
+    for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5, msg=name)
 
 
