@@ -57,6 +57,8 @@ class Section:
     """Of some samples forward and backward, where it was measured."""
     frozen_bytes: int = 0
     """Of the parameters, those that are not trained."""
+    operations: int = 0
+    """Kernels of forward; 0: not known."""
 
     @property
     def trained_bytes(self) -> int:
@@ -100,6 +102,12 @@ class Footprint:
     """In the order of forward."""
     room_bytes: int | None = None
     """Of a device, where that is limited: stages are cut so that they fit."""
+    state_copies: int = 2
+    """Of the weights, as the optimizer's state; two for Adam."""
+    on_gpu: bool = False
+    """Devices that compute much faster than they are told what to do."""
+    microbatches: int | None = None
+    """That an engine chose for a pipeline; None: a plan chooses."""
     norms_batches: bool = False
     """Whether a layer computes with the mean of the samples that it sees, as batch norm does."""
 
@@ -131,6 +139,12 @@ class Operation:
     """So many ranks are alike and do the same: those from `rank` on; of a send, from the lower of its ends on."""
     moved_bytes: int = 0
     """Read and written in the device's own memory on top of the phase: gradients copied into buckets, or added up."""
+    in_host_memory: bool = False
+    """Where those bytes are instead."""
+    calls: int = 0
+    """To the device, on top of the phase's own: each takes as long as starting something small there."""
+    called_share: float = 0.0
+    """The part of the phase's own calls that it makes: cutting layers makes what they start smaller, not fewer."""
 
 
 @dataclass(frozen=True)
@@ -197,10 +211,33 @@ class PlanBuilder:
         share: float = 1.0,
         count: int = 1,
         moved_bytes: int = 0,
+        *,
+        in_host_memory: bool = False,
+        calls: int = 0,
+        called_share: float = 0.0,
     ) -> tuple[int]:
         self.operations.append(
-            Operation(phase, rank, tuple(after), samples, share, count=count, moved_bytes=moved_bytes)
+            Operation(
+                phase,
+                rank,
+                tuple(after),
+                samples,
+                share,
+                count=count,
+                moved_bytes=moved_bytes,
+                in_host_memory=in_host_memory,
+                calls=calls,
+                called_share=called_share,
+            )
         )
+        return (len(self.operations) - 1,)
+
+    def meet(self, ranks: int, backend: str, after: Iterable[int]) -> tuple[int, ...]:
+        """All wait for each other, and nothing is sent that counts."""
+        if ranks == 1:
+            return tuple(after)
+        nothing = Collective("all_reduce", backend, ranks, 0)
+        self.operations.append(Operation("idle", 0, tuple(after), collective=nothing, count=ranks))
         return (len(self.operations) - 1,)
 
     def collective(self, phase: str, collective: Collective, after: Iterable[int], first: int = 0) -> tuple[int, ...]:

@@ -19,7 +19,6 @@ from scalewise.step.clock import HostClock, Times
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.schedules import Kind, schedule_of
-from scalewise.strategies.stage_cuts import stage_ranges
 from scalewise.training.loop import Outcome, train_on
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
@@ -221,9 +220,9 @@ def test_messages_through_the_host_change_nothing_and_their_buffers_are_kept(
     assert_alike(tmp_path / "spread", tmp_path / "alone")
     # Every message has one on either side, of as many as cross a cut forward and backward, for each micro-batch.
     workload = request.resolved()
-    sections = footprint_of(workload, workload.data(request.data)).sections
-    ranges = stage_ranges(sections, 2 * request.strategy.stages_each, 5)  # type: ignore[attr-defined]
-    ends = [sections[stage.stop - 1] for stage in ranges[:-1]]
+    footprint = footprint_of(workload, workload.data(request.data))
+    ranges = request.strategy.filling(footprint, 2, 5).ranges  # type: ignore[attr-defined]
+    ends = [footprint.sections[stage.stop - 1] for stage in ranges[:-1]]
     assert buffers == [4 * sum(len(end.passed_bytes) + len(end.returned_bytes) for end in ends)] * 2
 
 

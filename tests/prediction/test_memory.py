@@ -119,16 +119,73 @@ def test_a_stage_is_without_what_the_next_made_and_has_its_outputs_to_send() -> 
     assert whole == (wide, DEEP, LOSS)
 
 
-@pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", (4, 4)), ("1f1b", (2, 1))])
-def test_a_pipeline_keeps_the_micro_batches_under_way(schedule: str, in_flight: tuple[int, int]) -> None:
-    text = f"pipeline:microbatches=4,schedule={schedule}"
+def turns(text: str, rank: int = 0, **more: Any) -> dict[tuple[str, int, bool], int]:
+    """Bytes beside each, by phase, gradients that are complete, and whether its own are among them."""
+    found = held(text, rank, **more).turns
+    return {(turn.phase, turn.gradient_bytes, turn.adds): turn.beside_bytes for turn in found}
+
+
+def test_a_pipeline_keeps_the_micro_batches_under_way() -> None:
+    """The first stage keeps 10 bytes of each; 1f1b goes back when there are two, gpipe when there are four, and then
+    has all that it sent, 2 * 8 bytes of each that is through, until the step is over."""
+    text = "pipeline:microbatches=4"
     assert samples_at_a_time(strategy_of(text), Run(2, 8, FOOTPRINT)) == 2
-    assert tuple(held(text, rank).in_flight for rank in (0, 1)) == in_flight
-    assert held(text, 0).gradients == "stay"
-    again = held(f"{text},checkpoint=true", 0)
-    assert again.in_flight == 1
-    # What the first stage put out, 8 bytes a sample, is there for each of them.
-    assert again.buffer_bytes - held(text, 0).buffer_bytes == (in_flight[0] - 1) * 2 * 8
+    assert turns(text) == {
+        ("forward", 0, False): 10,
+        ("backward", 0, False): 10,
+        ("forward", 100, False): 10,
+        ("backward", 100, True): 10,
+    }
+    assert turns(f"{text},schedule=gpipe") == {
+        ("forward", 0, False): 30,
+        ("backward", 0, False): 30,
+        ("backward", 100, True): 3 * 16,
+    }
+    assert set(turns(text, 1).values()) == {0}
+
+
+def test_gradients_of_the_first_micro_batch_come_while_the_most_is_kept() -> None:
+    """Backward of the last stage: 3 * 53 of others, 53 + 30 of its own and 24 of gradients; then those and one more."""
+    found = held("pipeline:microbatches=4,schedule=gpipe", 1)
+    assert peak_memory(found, "sgd").activations == 3 * 53 + 50 + 30
+    assert peak_memory(found, "sgd").gradients == 24
+
+
+def test_what_is_computed_again_keeps_what_it_put_out() -> None:
+    """8 bytes a sample, of two, also while it is computed again; the loss, which is not, keeps its own 3."""
+    text = "pipeline:microbatches=4,schedule=gpipe,checkpoint=true"
+    first = turns(text)
+    assert first["forward", 0, False] == first["backward", 0, False] == 4 * 2 * 8
+    *_, last, forward, backward = held(text, 1).turns[:4]
+    assert [turn.layers for turn in (last, forward, backward)] == [range(1, 2), range(1), range(1)]
+    assert [turn.beside_bytes for turn in (last, forward, backward)] == [3 * 3] * 3
+
+
+def test_stages_of_one_device_keep_each_their_own() -> None:
+    """0 and 2 of four stages: 2 micro-batches have been through 0 when the first goes through 2. Of each that is
+    through stay the 32 bytes that a stage sent on, and back."""
+    layers = (*(LayerMemory(f"{at}", (100,), 10**at, 0, 0) for at in range(4)), LOSS)
+    sections = tuple(Section(f"{at}", 100, 100, 5, (8,), (8,)) for at in range(4))
+    run = Run(2, 8, replace(FOOTPRINT, sections=sections))
+    found = held_by(strategy_of("pipeline:schedule=interleaved,microbatches=2"), 0, run, layers)
+    assert [layer.module for layer in found.layers] == ["0", "2"]
+    assert [(turn.layers, turn.phase, turn.beside_bytes, turn.gradient_bytes) for turn in found.turns] == [
+        (range(1), "forward", 1, 0),
+        (range(1, 2), "forward", 2 * 1 + 100, 0),
+        (range(1, 2), "backward", 2 * 1 + 100, 0),
+        (range(1, 2), "backward", 2 * 1 + 64, 100),
+        (range(1), "backward", 1 + 2 * 64, 100),
+        (range(1), "backward", 2 * 64 + 32, 200),
+    ]
+
+
+def test_parts_that_are_accumulated_add_their_gradients() -> None:
+    assert turns("layers", accumulate=2) == {
+        ("forward", 0, False): 0,
+        ("backward", 0, False): 0,
+        ("forward", 100, False): 0,
+        ("backward", 100, True): 0,
+    }
 
 
 def test_what_arrives_in_a_pipeline_has_its_place_for_every_micro_batch() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scalewise.errors import UserError
-from scalewise.strategies.microbatches import microbatches_for
-from scalewise.strategies.schedules import Kind, schedule_of
+from scalewise.strategies.microbatches import choices_for, given_microbatches, without_costs
+from scalewise.strategies.schedules import Kind, most_under_way, schedule_of
 
 
 def table(kind: Kind, devices: int, stages_each: int, microbatches: int) -> list[str]:
@@ -35,30 +35,48 @@ def test_interleaved_takes_rounds_through_both_of_its_stages() -> None:
     ]
 
 
+def test_micro_batches_under_way() -> None:
+    assert most_under_way(schedule_of("gpipe", 2, 1, 3), 2) == [3, 3]
+    assert most_under_way(schedule_of("1f1b", 3, 1, 6), 3) == [3, 2, 1]
+    assert most_under_way(schedule_of("interleaved", 2, 2, 4), 4) == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("batch", "devices", "kind", "expected"),
+    [
+        (32, 2, "1f1b", [2, 3, 4, 5, 8, 11, 16]),
+        (12, 2, "1f1b", [2, 3, 4, 6, 7, 12]),
+        (100, 4, "1f1b", [4, 5, 6, 10, 13, 20, 25]),
+        (2, 4, "1f1b", [4]),
+        (2, 4, "gpipe", [2]),
+        (1, 1, "1f1b", [1]),
+        (5, 2, "interleaved", [2, 3, 4]),
+        (1, 2, "interleaved", [1]),
+    ],
+)
+def test_a_few_numbers_of_micro_batches_are_tried(batch: int, devices: int, kind: Kind, expected: list[int]) -> None:
+    assert [each.number for each in choices_for(batch, devices, kind)] == expected
+
+
 @pytest.mark.parametrize(
     ("batch", "devices", "kind", "expected"),
     [
         (32, 2, "1f1b", 8),
-        (12, 2, "1f1b", 6),
         (13, 2, "1f1b", 7),
         (100, 4, "1f1b", 10),
-        (2, 4, "1f1b", 4),
         (2, 4, "gpipe", 2),
-        (1, 1, "1f1b", 1),
         (32, 4, "interleaved", 16),
-        (5, 2, "interleaved", 3),
-        (1, 2, "interleaved", 1),
     ],
 )
-def test_the_batch_is_cut_into_many_parts_and_padded_little(
+def test_of_an_unknown_model_the_batch_is_cut_into_many_parts_and_padded_little(
     batch: int, devices: int, kind: Kind, expected: int
 ) -> None:
-    assert microbatches_for(batch, devices, kind, None).number == expected
+    assert without_costs(batch, devices, kind).number == expected
 
 
 def test_a_batch_that_does_not_divide_is_padded() -> None:
-    assert microbatches_for(13, 2, "1f1b", 7) == (7, 2)
-    assert microbatches_for(12, 2, "1f1b", 4) == (4, 3)
+    assert given_microbatches(7, 13, 2, "1f1b") == (7, 2)
+    assert given_microbatches(4, 12, 2, "1f1b") == (4, 3)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +94,7 @@ def test_a_batch_that_does_not_divide_is_padded() -> None:
 def test_a_model_that_normalises_over_samples_gets_two_at_a_time(
     batch: int, devices: int, kind: Kind, expected: tuple[int, int]
 ) -> None:
-    assert microbatches_for(batch, devices, kind, None, norms_batches=True) == expected
+    assert without_costs(batch, devices, kind, norms_batches=True) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,5 +109,5 @@ def test_numbers_that_a_schedule_cannot_take_are_refused(
     given: int, batch: int, devices: int, kind: Kind, sentence: str
 ) -> None:
     with pytest.raises(UserError) as answer:
-        microbatches_for(batch, devices, kind, given)
+        given_microbatches(given, batch, devices, kind)
     assert sentence in str(answer.value)

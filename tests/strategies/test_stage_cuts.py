@@ -14,7 +14,7 @@ from scalewise.errors import UserError
 from scalewise.plan import Section
 from scalewise.strategies.layers import Layers
 from scalewise.strategies.pipeline import Pipeline
-from scalewise.strategies.stage_cuts import MODEL_COPIES, SLACK, costs_of, stage_ranges
+from scalewise.strategies.stage_cuts import ADAM_COPIES, MODEL_COPIES, SLACK, costs_of, stage_ranges
 
 
 def sections(*flops: int, passed: tuple[int, ...] = (), held: tuple[int, ...] = ()) -> list[Section]:
@@ -43,17 +43,17 @@ def sections(*flops: int, passed: tuple[int, ...] = (), held: tuple[int, ...] = 
     ],
 )
 def test_the_slowest_stage_is_as_quick_as_can_be(flops: tuple[int, ...], stages: int, expected: list[range]) -> None:
-    assert stage_ranges(sections(*flops), stages, 8) == expected
+    assert stage_ranges(sections(*flops), [8] * stages) == expected
 
 
 def test_where_cuts_are_equally_quick_the_one_that_sends_less_is_taken() -> None:
-    assert stage_ranges(sections(100, 1, 100, passed=(50, 10, 50)), 2, 8) == [range(2), range(2, 3)]
-    assert stage_ranges(sections(100, 1, 100, passed=(10, 50, 50)), 2, 8) == [range(1), range(1, 3)]
+    assert stage_ranges(sections(100, 1, 100, passed=(50, 10, 50)), [8, 8]) == [range(2), range(2, 3)]
+    assert stage_ranges(sections(100, 1, 100, passed=(10, 50, 50)), [8, 8]) == [range(1), range(1, 3)]
 
 
 def test_where_cuts_are_equally_quick_memory_counts_before_what_is_sent() -> None:
     model = sections(100, 1, 100, passed=(50, 10, 50), held=(100, 100, 10))
-    assert stage_ranges(model, 2, 8) == [range(1), range(1, 3)]
+    assert stage_ranges(model, [8, 8]) == [range(1), range(1, 3)]
 
 
 def test_activations_count_by_the_sample() -> None:
@@ -62,7 +62,7 @@ def test_activations_count_by_the_sample() -> None:
         Section("b", 0, 0, 100, (1,), (1,)),
         Section("c", 0, 0, 200, (1,), (1,)),
     ]
-    assert stage_ranges(model, 2, 8) == [range(2), range(2, 3)]
+    assert stage_ranges(model, [8, 8]) == [range(2), range(2, 3)]
 
 
 @given(some.lists(some.integers(1, 50), min_size=1, max_size=8), some.integers(1, 4))
@@ -70,7 +70,7 @@ def test_no_cut_is_much_quicker(flops: list[int], stages: int) -> None:
     model = sections(*flops)
     if stages > len(model):
         return
-    found = stage_ranges(model, stages, 1)
+    found = stage_ranges(model, [1] * stages)
     assert [at for stage in found for at in stage] == list(range(len(model)))
 
     def slowest(stages: list[range]) -> float:
@@ -95,7 +95,7 @@ def test_a_limit_comes_before_balance_and_what_fits_nowhere_is_cut_by_memory(
 ) -> None:
     """Four copies of 10, 6, 3 and 3 bytes of weights: 64 and 24 where work is balanced, 40 and 48 at least."""
     model = sections(1, 1, 1, 1, held=(10, 6, 3, 3))
-    assert stage_ranges(model, 2, 8, room_bytes=room_bytes) == expected
+    assert stage_ranges(model, [8, 8], room_bytes=room_bytes) == expected
 
 
 @given(
@@ -114,8 +114,8 @@ def test_what_can_fit_fits_and_no_other_that_does_is_much_quicker(
     def most(cut: list[range], sizes: Sequence[float]) -> float:
         return max(sum(sizes[at] for at in stage) for stage in cut)
 
-    found = stage_ranges(model, stages, 1, room_bytes=room_bytes)
-    copies = [MODEL_COPIES * each for each in held]
+    found = stage_ranges(model, [1] * stages, room_bytes=room_bytes)
+    copies = [(MODEL_COPIES + ADAM_COPIES) * each for each in held]
     bounds = ([0, *each, len(model)] for each in combinations(range(1, len(model)), stages - 1))
     every = [[range(*pair) for pair in pairwise(each)] for each in bounds]
     least = max(room_bytes, min(most(cut, copies) for cut in every))
@@ -124,14 +124,24 @@ def test_what_can_fit_fits_and_no_other_that_does_is_much_quicker(
     assert most(found, flops) <= SLACK * min(most(cut, flops) for cut in fitting) + 1e-9
 
 
+def test_what_a_stage_has_under_way_and_the_optimizer_decide_what_fits() -> None:
+    """Of a pipeline the first stage keeps two micro-batches: 2 * 40 beside weights of 8; the second one."""
+    model = [Section(f"{at}", 1, 8, 40, (1,), (1,)) for at in range(4)]
+    even, uneven = [range(2), range(2, 4)], [range(1), range(1, 4)]
+    assert stage_ranges(model, [2, 1], room_bytes=2 * (4 * 8 + 2 * 40)) == even
+    assert stage_ranges(model, [2, 1], room_bytes=2 * (4 * 8 + 2 * 40) - 1) == uneven
+    assert stage_ranges(model, [2, 1], room_bytes=2 * (4 * 8 + 2 * 40) - 1, state_copies=1) == even
+    assert stage_ranges(model, [4, 4], room_bytes=3 * (4 * 8 + 40)) == even  # which fits nowhere, and is the least
+
+
 def test_measured_seconds_count_before_flops() -> None:
     model = [replace(each, seconds=seconds) for each, seconds in zip(sections(9, 1, 1), (1.0, 1.0, 2.0), strict=True)]
-    assert stage_ranges(sections(9, 1, 1), 2, 8) == [range(1), range(1, 3)]
-    assert stage_ranges(model, 2, 8) == [range(2), range(2, 3)]
+    assert stage_ranges(sections(9, 1, 1), [8, 8]) == [range(1), range(1, 3)]
+    assert stage_ranges(model, [8, 8]) == [range(2), range(2, 3)]
 
 
 def test_named_modules_begin_the_stages_after_the_first() -> None:
-    assert stage_ranges(sections(1, 1, 1, 1), 3, 8, "layer3+layer1") == [range(1), range(1, 3), range(3, 4)]
+    assert stage_ranges(sections(1, 1, 1, 1), [8] * 3, "layer3+layer1") == [range(1), range(1, 3), range(3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +155,7 @@ def test_named_modules_begin_the_stages_after_the_first() -> None:
 )
 def test_what_cannot_be_cut_is_refused(stages: int, cut: str, sentence: str) -> None:
     with pytest.raises(UserError) as answer:
-        stage_ranges(sections(1, 1, 1), stages, 8, cut)
+        stage_ranges(sections(1, 1, 1), [8] * stages, cut)
     assert sentence in str(answer.value)
 
 
@@ -157,4 +167,4 @@ def test_a_place_is_named_once(strategy: type[Layers | Pipeline]) -> None:
 
 def test_a_model_of_which_nothing_is_known_is_not_cut() -> None:
     with pytest.raises(UserError, match="says nowhere that it can be cut"):
-        stage_ranges([], 2, 8)
+        stage_ranges([], [8, 8])

@@ -9,7 +9,7 @@ from scalewise.errors import RunFailed
 from scalewise.session.failure import RankFailed
 from scalewise.session.placement import Placement
 from scalewise.session.served import ServedSession
-from scalewise.step.settings import Settings
+from scalewise.step.settings import Precision, Settings
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
@@ -22,6 +22,7 @@ from tests.verbs.memory_task import serve_unlimited, train_limited
 TRANSFORMER, UNET = "transformer:layers=2,width=64,context=64", "unet:size=32"
 HEAVY = "transformer:layers=4,width=256,context=32"
 """Nearly all of it is weights."""
+RECURRENT = "tests/verbs/memory_models.py:recurrent"
 WITHIN = 0.10
 """On every rank."""
 TRIES = 2
@@ -34,11 +35,27 @@ NOT_WATCHED = {"parameter-server-async"}
     [(name, TRANSFORMER, 2) for name in STRATEGIES if name not in NOT_WATCHED]
     + [(name, UNET, 2) for name in ("layers", "pipeline")]
     + [(name, "linear", 2) for name in ("layers", "central-storage", "hybrid")]
-    + [("sharded", HEAVY, 2), ("sharded", HEAVY, 4)],
+    + [("sharded", HEAVY, 2), ("sharded", HEAVY, 4)]
+    + [(f"pipeline:schedule={kind}", UNET, 2) for kind in ("gpipe", "interleaved")]
+    + [("pipeline:schedule=interleaved,microbatches=4", TRANSFORMER, 2), ("pipeline:checkpoint=true", UNET, 2)]
+    + [("pipeline:schedule=gpipe,checkpoint=true", TRANSFORMER, 2), ("single", RECURRENT, 1)],
 )
 def test_planned_memory_is_measured(name: str, workload: str, devices: int, session_of: SessionOf) -> None:
+    check(name, workload, devices, session_of)
+
+
+@pytest.mark.parametrize(
+    ("name", "workload"),
+    [("single", TRANSFORMER), ("single", UNET), ("mirrored", TRANSFORMER), ("pipeline", TRANSFORMER)],
+)
+def test_planned_memory_is_measured_in_bf16(name: str, workload: str, session_of: SessionOf) -> None:
+    """Weights stay in float32, and what is cast is there beside them."""
+    check(name, workload, 2, session_of, "bf16")
+
+
+def check(name: str, workload: str, devices: int, session_of: SessionOf, precision: Precision = "fp32") -> None:
     strategy = strategy_of(name)
-    settings = Settings(batch=16, epochs=None, steps=8)
+    settings = Settings(batch=16, epochs=None, steps=8, precision=precision)
     request = Request(workload, strategy, settings, DataRequest(samples=32))
     session = session_of(1 if name == "single" else devices, strategy)
     memory = memory_of(request, session.placement, session.run(train_task, request))

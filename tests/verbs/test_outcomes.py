@@ -56,7 +56,7 @@ def test_phases_are_shares_of_the_step_that_is_shown() -> None:
     ],
 )
 def test_a_strategy_is_told_with_what_was_asked_for_and_what_it_chose(strategy: str, text: str) -> None:
-    assert spread_text(strategy_of(strategy), devices=4, batch=32) == text
+    assert spread_text(strategy_of(strategy), 16) == text
 
 
 def test_ranks_of_hosts_with_clocks_of_their_own_begin_together() -> None:

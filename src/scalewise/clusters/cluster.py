@@ -93,6 +93,11 @@ class Cluster:
     def size(self) -> int:
         return self.hosts * self.devices_per_host
 
+    @property
+    def has_gpus(self) -> bool:
+        """Else devices are cores of the host, which nobody has to tell what to do."""
+        return self.backend == "nccl" or self.devices[0].host_memory_GBps is not None
+
     def device_at(self, place: int) -> Device:
         """The kind of the device at this place of a host."""
         for device in self.devices:

@@ -30,7 +30,15 @@ class LayersEngine(HoldsStages):
     def __init__(self, strategy: Layers, job: Job, line: Line) -> None:
         share = -(-job.settings.batch // line.parts)
         size = -(-share // job.settings.accumulate)
-        super().__init__(job, line, strategy.cut, lambda _: size, strategy.balance)
+        stages = len(line.ranks)
+        super().__init__(
+            job,
+            line,
+            strategy.cut,
+            lambda *_: size,
+            lambda known: strategy.ranges(known, stages, share),
+            strategy.balance,
+        )
         [(self.number, self.stage)] = self.stages.items()
         self.notice = torch.zeros(1, dtype=torch.uint8, device=job.place.device)
         self.pending: Iterator[tuple[Shard, Batch | None, bool]] = iter(())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -21,12 +22,16 @@ from scalewise.engines.line import Line
 from scalewise.engines.pipeline_stage import HostStage, TimedStage
 from scalewise.engines.stages import HoldsStages
 from scalewise.errors import UserError
+from scalewise.plan import Footprint
 from scalewise.step.feed import Batch
 from scalewise.step.precision import autocast
 from scalewise.step.shards import Shard, shards_of
-from scalewise.strategies.microbatches import microbatches_for
+from scalewise.strategies.filling import Filling
+from scalewise.strategies.microbatches import given_microbatches, without_costs
 from scalewise.strategies.pipeline import Pipeline
+from scalewise.strategies.strategy import Backend
 from scalewise.workloads.chain import Passed
+from scalewise.workloads.cuttable import sections_of
 from scalewise.workloads.footprint import norms_batches
 
 
@@ -40,20 +45,38 @@ class PipelineEngine(HoldsStages):
                 "place of --accumulate"
             )
         self.count = self.size = 0
+        self.norms_batches = False
+        backend: Backend = "nccl" if dist.get_backend(line.group) == "nccl" else "gloo"
+        share = -(-job.settings.batch // line.parts)
 
-        def samples_for(model: nn.Module) -> int:
-            self.count, self.size = microbatches_for(
-                -(-job.settings.batch // line.parts),
-                len(line.ranks),
-                strategy.schedule,
-                strategy.microbatches,
-                norms_batches=norms_batches(model),
-            )
+        def filling(known: Footprint) -> Filling:
+            return strategy.filling(known, len(line.ranks), share, backend)
+
+        def samples_for(model: nn.Module, known: Footprint) -> int:
+            norms = self.norms_batches = norms_batches(model)
+            if sections := sections_of(job.workload, job.data, model, strategy.cut):
+                chosen = filling(replace(known, sections=sections, norms_batches=norms))
+                self.count, self.size = chosen.number, chosen.size
+            else:  # of a model that is exported for so many samples, costs are known too late
+                given, devices = strategy.microbatches, len(line.ranks)
+                self.count, self.size = (
+                    given_microbatches(given, share, devices, strategy.schedule)
+                    if given
+                    else without_costs(share, devices, strategy.schedule, norms_batches=norms)
+                )
             return self.size
 
         super().__init__(
-            job, line, strategy.cut, samples_for, strategy.balance, strategy.stages_each, strategy.checkpoint
+            job,
+            line,
+            strategy.cut,
+            samples_for,
+            lambda known: filling(replace(known, microbatches=self.count, norms_batches=self.norms_batches)).ranges,
+            strategy.balance,
+            strategy.stages_each,
+            strategy.checkpoint,
         )
+        self.known = replace(self.known, microbatches=self.count)
         self.loss = WeightedLoss(job, self.size)
         self.timed = stages = [self._torch_stage(number) for number in self.stages]
         options: dict[str, Any] = {"loss_fn": self.loss, "scale_grads": False}

@@ -17,7 +17,8 @@ from scalewise.engines.engine import Job, Read, Whole
 from scalewise.engines.line import Line
 from scalewise.engines.stage import Stage
 from scalewise.errors import UserError
-from scalewise.plan import Section
+from scalewise.plan import Footprint, Section
+from scalewise.prediction.memory import OPTIMIZER_COPIES
 from scalewise.step.feed import Batch, make_feed
 from scalewise.step.left_out import make_model
 from scalewise.step.losses import sum_losses
@@ -25,7 +26,7 @@ from scalewise.step.optimizers import make_optimizer, placed_state
 from scalewise.step.room import memory_limit_bytes
 from scalewise.step.shards import Shard
 from scalewise.step.wire import Wire
-from scalewise.strategies.stage_cuts import Balance, stage_ranges
+from scalewise.strategies.stage_cuts import Balance
 from scalewise.workloads.chain import example_of
 from scalewise.workloads.cuttable import Cuttable, cuttable_of, why_not_elsewhere
 from scalewise.workloads.section_seconds import section_seconds
@@ -41,12 +42,14 @@ class HoldsStages:
         job: Job,
         line: Line,
         cut: str,
-        samples_for: Callable[[nn.Module], int],
+        samples_for: Callable[[nn.Module, Footprint], int],
+        ranges_for: Callable[[Footprint], Sequence[range]],
         balance: Balance = "counted",
         stages_each: int = 1,
         recompute: bool = False,
     ) -> None:
-        """`samples_for` a model: how many go through at a time."""
+        """`samples_for` a model, of which not even its sections are known yet: how many go through at a time.
+        `ranges_for` what is known once they are: those of every stage."""
         if job.settings.execution == "graph":
             raise UserError(
                 "--execution graph is not possible: steps between ranks cannot be captured; use eager or auto"
@@ -56,15 +59,16 @@ class HoldsStages:
         model = make_model(job.workload, job.data) if line.parts > 1 else job.workload.model()
         self.parameter_count = sum(parameter.numel() for parameter in model.parameters())
         count = len(line.ranks) * stages_each
-        size = samples_for(model)
+        on_gpu, state_copies = place.device.type == "cuda", OPTIMIZER_COPIES.get(job.optimizer, 0)
+        self.known = Footprint((), 0, 0, 0, room_bytes=memory_limit_bytes(), state_copies=state_copies, on_gpu=on_gpu)
+        with _explained(job, model):
+            size = samples_for(model, self.known)
         cuttable = cuttable_of(job.workload, job.data, model, count, cut, size)
         self.fixed_batch = cuttable.fixed_batch
         measured = balance == "measured" and count > 1
         self.sections = self._measured(cuttable, size) if measured else cuttable.sections
-        share = -(-job.settings.batch // line.parts)
-        self.room_bytes = memory_limit_bytes()
         with _explained(job, model):
-            self.ranges = stage_ranges(self.sections, count, share, cut, self.room_bytes)
+            self.ranges = ranges_for(replace(self.known, sections=self.sections))
         _refuse_shared(model, cuttable, self.ranges)
         self.in_no_stage = _in_no_stage(model, cuttable)
         self.stages = {
@@ -80,6 +84,18 @@ class HoldsStages:
         if self.fixed_batch:
             del model, cuttable
             gc.collect()  # an export holds all of the model in cycles, and other stages' weights are not to stay here
+
+    def as_run(self, footprint: Footprint) -> Footprint:
+        """With what was decided here, for plans of just this run."""
+        known = self.known
+        return replace(
+            footprint,
+            sections=self.sections,
+            room_bytes=known.room_bytes,
+            state_copies=known.state_copies,
+            on_gpu=known.on_gpu,
+            microbatches=known.microbatches,
+        )
 
     @property
     def stream(self) -> int:

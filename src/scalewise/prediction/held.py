@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scalewise.plan import Footprint
+from scalewise.strategies.strategy import Backend
 
 Layers = tuple["LayerMemory", ...]
 Made = tuple[tuple[int, int], ...]
@@ -47,6 +48,21 @@ class LayerMemory:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """Forward or backward of one micro-batch through one stage."""
+
+    layers: range
+    """Of those that the rank holds."""
+    phase: Literal["forward", "backward"]
+    beside_bytes: int
+    """That other micro-batches, and other stages of this rank, keep meanwhile."""
+    gradient_bytes: int
+    """Of gradients that are complete before it begins."""
+    adds: bool = False
+    """Those of its own layers are among them: each new one is added to what is there."""
+
+
+@dataclass(frozen=True)
 class Held:
     """One rank's part. What is not given is as on a single device."""
 
@@ -71,8 +87,8 @@ class Held:
     """The next batch, while it is loaded beside the last one; told where there may be little else."""
     returned_bytes: int = 0
     """Gradients that came from another device, there all through backward."""
-    in_flight: int = 1
-    """Micro-batches that have been through forward and not yet through backward, at most."""
+    turns: tuple[Turn, ...] = ()
+    """Of stages, which work on several micro-batches; empty: all layers forward, then all backward."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +105,10 @@ class Run:
     accumulate: int = 1
     resident_bytes: int = 0
     """All samples, where they live on the device."""
+
+    @property
+    def backend(self) -> Backend:
+        return "nccl" if self.on_gpu and not self.through_host else "gloo"
 
     def inputs(self, samples: int) -> int:
         """Bytes of so many samples with their targets, and of all where those live on the device too."""

@@ -9,7 +9,7 @@ from typing import Any
 from scalewise.prediction.held import Held, Layers, Run, weights_of
 from scalewise.prediction.part_holdings import held_of_parts
 from scalewise.prediction.shard_holdings import held_of_shards
-from scalewise.prediction.stage_holdings import held_of_layers, held_of_pipeline, microbatches_of
+from scalewise.prediction.stage_holdings import filling_in, held_of_layers, held_of_pipeline
 from scalewise.strategies.cuts import Cut
 from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.strategy import Strategy
@@ -105,7 +105,7 @@ def _inputs(run: Run) -> int:
 
 
 def _microbatch(strategy: Any, run: Run) -> int:
-    return microbatches_of(strategy, run).size
+    return filling_in(strategy, run).size
 
 
 def _tensor(strategy: Any, rank: int, run: Run, layers: Layers) -> Held:
@@ -142,9 +142,7 @@ HOLDINGS: dict[str, Holding] = {
     "parameter-server": Holding(_served),
     "parameter-server-async": Holding(_served),
     "central-storage": Holding(_central_storage),
-    "layers": Holding(
-        lambda strategy, *rest: held_of_layers(strategy.cut, *rest), lambda _, run: -(-run.batch // run.accumulate)
-    ),
+    "layers": Holding(held_of_layers, lambda _, run: -(-run.batch // run.accumulate)),
     "pipeline": Holding(held_of_pipeline, _microbatch),
     "tensor": Holding(_tensor, lambda _, run: -(-run.batch // run.accumulate)),
     "hybrid": Holding(_hybrid, _hybrid_samples),

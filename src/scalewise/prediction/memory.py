@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
 
+from scalewise.clusters.cluster import Cluster
 from scalewise.prediction.costs import Costs
 from scalewise.prediction.footprint import footprint_of
-from scalewise.prediction.held import Held, LayerMemory, Layers, Run, weights_of
+from scalewise.prediction.held import Held, LayerMemory, Layers, Run, Turn, weights_of
 from scalewise.prediction.holdings import held_by, samples_at_a_time
 from scalewise.results.profile import ProfileDocument
 from scalewise.strategies.strategy import Strategy
@@ -62,27 +63,42 @@ def _moments(held: Held, trained: int) -> Iterator[tuple[int, int, int]]:
     """Bytes of weights on loan, gradients and activations; the rest is always there."""
     none = (0,) * len(held.layers)
     lent, again = held.lent_bytes or none, held.lent_again_bytes or none
-    kept = list(accumulate(layer.kept_bytes for layer in held.layers))
-    standing = trained if held.gradients == "stay" else 0
-    made = 0
     yield 0, 0, held.ahead_bytes
-    for at in reversed(range(len(held.layers))):
-        layer = held.layers[at]
-        made += sum(layer.parameters)
-        complete = {"anew": made, "stay": trained, "leave": 0}[held.gradients]
-        copied = 0 if held.gradients == "anew" else max(layer.parameters, default=0)
-        others = (held.in_flight - 1) * kept[-1] + kept[at]
-        yield again[at], complete + copied, others + layer.backward_bytes + held.returned_bytes
-        yield lent[at], standing, others + layer.forward_bytes
+    for turn in held.turns or _there_and_back(held, trained):
+        kept = list(accumulate(held.layers[at].kept_bytes for at in turn.layers))
+        made = 0
+        for at, keeps in zip(reversed(turn.layers), reversed(kept), strict=True):
+            layer = held.layers[at]
+            if turn.phase == "forward":
+                yield lent[at], turn.gradient_bytes, turn.beside_bytes + keeps + layer.forward_bytes
+                continue
+            made += sum(layer.parameters)
+            new = max(layer.parameters, default=0) if turn.adds else made
+            activations = turn.beside_bytes + keeps + layer.backward_bytes + held.returned_bytes
+            yield again[at], turn.gradient_bytes + new, activations
     yield 0, (0 if held.gradients == "leave" else trained) + held.flat_bytes, 0
 
 
+def _there_and_back(held: Held, trained: int) -> tuple[Turn, Turn]:
+    layers, standing = range(len(held.layers)), trained if held.gradients == "stay" else 0
+    adds = held.gradients != "anew"
+    return Turn(layers, "forward", 0, standing), Turn(layers, "backward", 0, standing, adds)
+
+
 def memory_bytes(
-    profile: ProfileDocument, costs: Costs, strategy: Strategy, batch_per_device: int, devices: int = 1
+    profile: ProfileDocument,
+    costs: Costs,
+    strategy: Strategy,
+    batch_per_device: int,
+    devices: int = 1,
+    cluster: Cluster | None = None,
 ) -> int:
     """From the profiled peaks of one device, in a straight line through the batches, and what the strategy holds more
-    or less than one device would; without peaks all is counted from the layers."""
-    run = Run(devices, batch_per_device * devices, footprint_of(profile))
+    or less than one device would; without peaks all is counted from the layers. `cluster`: of cores if not given."""
+    on_gpu = cluster is not None and cluster.has_gpus
+    known = replace(footprint_of(profile), on_gpu=on_gpu)
+    through_host = on_gpu and cluster is not None and cluster.backend == "gloo"
+    run = Run(devices, batch_per_device * devices, known, on_gpu, through_host)
     layers = _layers_of(profile, samples_at_a_time(strategy, run))
     # Of many devices some are like others: the first ones, one in the middle and the last tell enough.
     ranks = range(devices) if devices <= 8 else (0, 1, devices // 2, devices - 1)

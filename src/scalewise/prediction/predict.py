@@ -44,8 +44,7 @@ BESIDE_LAUNCH = 0.25
 
 def updates_on_host(strategy: str, cluster: Cluster) -> bool:
     """Other than where the devices compute, which are cores of it if nothing says that they are GPUs."""
-    gpus = cluster.backend == "nccl" or cluster.devices[0].host_memory_GBps is not None
-    return strategy in UPDATED_ON_HOST and gpus
+    return strategy in UPDATED_ON_HOST and cluster.has_gpus
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Predictor:
         self.profile = profile
         self.cluster = cluster
         self.costs = Costs(profile)
-        self.footprint = footprint_of(profile)
+        self.footprint = replace(footprint_of(profile), on_gpu=cluster.has_gpus)
         self._conduct = conduct
         self._simulators: dict[tuple[Layout, Conduct], Simulator] = {}
         self._steps: dict[tuple[Strategy, int, int, Layout], float] = {}
@@ -149,9 +148,20 @@ class Predictor:
 
         def slowed(phase: str, samples: int) -> float:
             alone = seconds(phase, samples)
-            return alone if phase in lone else alone * slowdown(device, size, phase, alone)
+            if phase in lone:
+                return alone
+            beside = alone * slowdown(device, size, phase, alone)
+            if not self.cluster.has_gpus or not alone:
+                return beside
+            # Siblings slow down a device, not the host that tells it what to do.
+            return max(alone, beside * self._busy_seconds(phase, samples) / alone)
 
         return slowed
+
+    def _busy_seconds(self, phase: str, samples: int) -> float:
+        if phase == "update":
+            return UPDATE_PASSES * self.profile.parameter_bytes / (self.cluster.devices[0].memory_GBps * 1e9)
+        return self.costs.busy_seconds(phase, samples)
 
     def _seconds_with_host(self, phase: str, samples: int) -> float:
         if phase == "update":
@@ -180,7 +190,7 @@ class Predictor:
         below, above = reach(step, spread, self.cluster, layout)
         # Strategies of published tables, which nobody runs here, are counted as one device.
         held = strategy if strategy.name in STRATEGIES else Single()
-        needed = memory_bytes(self.profile, self.costs, held, per_device, devices)
+        needed = memory_bytes(self.profile, self.costs, held, per_device, devices, self.cluster)
         fits = needed <= min(device.memory_GB for device in self.cluster.devices) * 1e9
         epoch = full * seconds + last
         copied = self._copied_seconds(step, strategy, layout)

@@ -3,60 +3,146 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 from scalewise.plan import Section
-from scalewise.prediction.held import Held, LayerMemory, Layers, Run
-from scalewise.strategies.microbatches import Microbatches, microbatches_for
+from scalewise.prediction.held import Held, LayerMemory, Layers, Run, Turn, weights_of
+from scalewise.strategies.filling import Filling
+from scalewise.strategies.layers import Layers as OneByOne
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.schedules import Work, schedule_of
-from scalewise.strategies.stage_cuts import stage_ranges
+
+
+class Conduct(NamedTuple):
+    """How a rank goes about its stages."""
+
+    recompute: bool = False
+    """Each once more for its backward."""
+    sent_stays: bool = False
+    """Until the step is over, as torch's schedules have it but for 1f1b."""
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One of a rank's stages."""
+
+    layers: range
+    """Of those that the rank holds."""
+    loss: range
+    """Of those, the loss: the last stage's."""
+    trained_bytes: int
+    rests_bytes: int
+    """Of a micro-batch that is neither in forward nor in backward."""
+    put_out_bytes: int
+    loss_bytes: int
+    """That the loss keeps."""
+    sent_bytes: int = 0
+    """Of a micro-batch that is through, what stays until the step is over."""
 
 
 def held_of_stages(
-    rank: int, run: Run, layers: Layers, size: int, work: Sequence[Work], ranges: Sequence[range], recompute: bool
+    rank: int, run: Run, layers: Layers, size: int, work: Sequence[Work], ranges: Sequence[range], how: Conduct
 ) -> Held:
     """A rank's stages, of which it works through `work`, micro-batches of `size` at a time.
 
     What arrives, forward and backward, has its place for every micro-batch, on the host where that is in between; the
-    gradients of the one before stay until they are sent. A single batch's gradients are there from when they come.
-    A micro-batch that is computed once more for backward keeps what it was given and what it put out.
+    gradients of the one before stay until they are sent, or all until the step is over. A single batch's gradients are
+    there from when they come.
     """
     sections = run.footprint.sections
     homes = [number for number in range(len(ranges)) if number % run.devices == rank]
     within = _sections_of(layers, sections)
-    count = sum(each.phase == "forward" and each.stage == homes[0] for each in work)
+    count = len({each.microbatch for each in work})
     in_flight = _most_in_flight(work)
-    under_way = max(1, -(-in_flight // len(homes)))
-    own: list[LayerMemory] = [] if sections else list(layers)
+    own: list[LayerMemory] = []
+    stages: dict[int, _Stage] = {}
     messages = returned = 0
-    for number in homes if sections else ():
-        own += _stage_alone(layers, [at for at, section in enumerate(within) if section in ranges[number]])
+    for number in homes:
         first, last = ranges[number].start, ranges[number].stop - 1
-        if first:
-            messages += (in_flight if run.through_host else count) * size * sum(sections[first - 1].passed_bytes)
-            if count > 1 and not run.through_host:
-                messages += size * sum(sections[first - 1].returned_bytes)
-        if last + 1 < len(sections):
-            if recompute:
-                messages += (under_way - 1) * size * sum(sections[last].passed_bytes)
-            coming = size * sum(sections[last].returned_bytes)
-            if count > 1 and not run.through_host:
-                messages += count * coming
-            else:
-                returned = max(returned, coming)
+        mine = [at for at, section in enumerate(within) if first <= section <= last]
+        alone = _stage_alone(layers, mine) if sections else list(layers)
+        came = size * sum(sections[first - 1].passed_bytes) if first else 0
+        goes_back = size * sum(sections[first - 1].returned_bytes) if first else 0
+        put_out = size * (sum(sections[last].passed_bytes) if sections else run.footprint.output_bytes)
+        coming = size * sum(sections[last].returned_bytes) if last + 1 < len(sections) else 0
+        sent = goes_back + (put_out if last + 1 < len(sections) else 0)
+        stays = count > 1 and how.sent_stays and not run.through_host
+        stages[number] = _stage_of(alone, len(own), put_out, sent if stays else 0, how.recompute)
+        own += alone
+        messages += (in_flight if run.through_host else count) * came
+        if count > 1 and not run.through_host:
+            messages += count * coming + (0 if stays else goes_back)
+        else:
+            returned = max(returned, coming)
     ends = 0 in homes or len(ranges) - 1 in homes
     return Held(
         tuple(own),
         run.inputs(count * size) if ends else 0,
-        gradients="stay" if count > 1 else "anew",
         buffer_bytes=messages,
         ahead_bytes=run.inputs(count * size) - run.resident_bytes if ends else 0,
         returned_bytes=returned,
-        in_flight=1 if recompute else under_way,
+        turns=_turns(work, stages, how.recompute),
     )
+
+
+def _stage_of(alone: Sequence[LayerMemory], start: int, put_out: int, sent: int, recompute: bool) -> _Stage:
+    """Computed once more for backward it keeps only what it put out, and the loss, which is computed once."""
+    losses = [at for at, layer in enumerate(alone) if not layer.module]
+    loss = range(start + losses[0], start + len(alone)) if losses else range(0)
+    loss_kept = sum(alone[at].kept_bytes for at in losses)
+    return _Stage(
+        range(start, start + len(alone)),
+        loss,
+        weights_of(tuple(alone)),
+        put_out + loss_kept if recompute else sum(layer.kept_bytes for layer in alone),
+        put_out,
+        loss_kept,
+        sent,
+    )
+
+
+def _turns(work: Sequence[Work], stages: Mapping[int, _Stage], recompute: bool) -> tuple[Turn, ...]:
+    """Those that differ, each when the most is beside it."""
+    under_way: Counter[int] = Counter()
+    complete: dict[int, int] = {}
+    sent = 0
+    found: dict[Turn, int] = {}
+    for each in work:
+        stage, back = stages[each.stage], each.phase == "backward"
+        if back:
+            under_way[each.stage] -= 1
+        beside = sent + sum(number * stages[at].rests_bytes for at, number in under_way.items())
+        gradients, adds = sum(complete.values()), back and each.stage in complete
+        turns = [(Turn(stage.layers, each.phase, 0, gradients, adds), beside)]
+        if recompute:
+            turns = _recomputed(stage, back, beside, gradients, adds)
+        for turn, most in turns:
+            found[turn] = max(found.get(turn, 0), most)
+        if back:
+            complete[each.stage] = stage.trained_bytes
+            sent += stage.sent_bytes
+        else:
+            under_way[each.stage] += 1
+    return tuple(replace(turn, beside_bytes=most) for turn, most in found.items())
+
+
+def _recomputed(stage: _Stage, back: bool, beside: int, gradients: int, adds: bool) -> list[tuple[Turn, int]]:
+    """Backward of the loss, then the stage forward once more, beside what it put out when it went forward first and
+    the gradient of that, then backward."""
+    loss, body = stage.loss, range(stage.layers.start, stage.loss.start) if stage.loss else stage.layers
+    beside += stage.put_out_bytes
+    if not back:
+        return [(Turn(loss, "forward", 0, gradients), beside)]
+    came = stage.put_out_bytes if loss else 0
+    return [
+        (Turn(loss, "backward", 0, gradients, adds), beside),
+        (Turn(body, "forward", 0, gradients), beside + came),
+        (Turn(body, "backward", 0, gradients, adds), beside),
+    ]
 
 
 def _stage_alone(layers: Layers, mine: Sequence[int]) -> list[LayerMemory]:
@@ -106,27 +192,20 @@ def _most_in_flight(work: Sequence[Work]) -> int:
     return most
 
 
-def held_of_layers(cut: str, rank: int, run: Run, layers: Layers) -> Held:
-    known = run.footprint
-    ranges = stage_ranges(known.sections, run.devices, run.batch, cut, known.room_bytes)
-    work = schedule_of("gpipe", run.devices, 1, 1)[rank]
-    held = held_of_stages(rank, run, layers, -(-run.batch // run.accumulate), work, ranges, recompute=False)
-    return replace(held, gradients="stay" if run.accumulate > 1 else "anew")
+def held_of_layers(strategy: OneByOne, rank: int, run: Run, layers: Layers) -> Held:
+    """Parts of a batch that is accumulated go through one after the other, each in the place of the one before."""
+    ranges = strategy.ranges(run.footprint, run.devices, run.batch)
+    [there, back] = schedule_of("gpipe", run.devices, 1, 1)[rank]
+    work = [there, back] * (2 if run.accumulate > 1 else 1)
+    return held_of_stages(rank, run, layers, -(-run.batch // run.accumulate), work, ranges, Conduct())
 
 
 def held_of_pipeline(strategy: Pipeline, rank: int, run: Run, layers: Layers) -> Held:
-    known, stages = run.footprint, run.devices * strategy.stages_each
-    ranges = stage_ranges(known.sections, stages, run.batch, strategy.cut, known.room_bytes)
-    count, size = microbatches_of(strategy, run)
-    work = schedule_of(strategy.schedule, run.devices, strategy.stages_each, count)[rank]
-    return held_of_stages(rank, run, layers, size, work, ranges, strategy.checkpoint)
+    filled = filling_in(strategy, run)
+    work = schedule_of(strategy.schedule, run.devices, strategy.stages_each, filled.number)[rank]
+    how = Conduct(strategy.checkpoint, sent_stays=strategy.schedule != "1f1b")
+    return held_of_stages(rank, run, layers, filled.size, work, filled.ranges, how)
 
 
-def microbatches_of(strategy: Pipeline, run: Run) -> Microbatches:
-    return microbatches_for(
-        run.batch,
-        run.devices,
-        strategy.schedule,
-        strategy.microbatches,
-        norms_batches=run.footprint.norms_batches,
-    )
+def filling_in(strategy: Pipeline, run: Run) -> Filling:
+    return strategy.filling(run.footprint, run.devices, run.batch, run.backend)

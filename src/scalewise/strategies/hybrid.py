@@ -12,11 +12,10 @@ from scalewise.strategies.alike_groups import AlikeGroups
 from scalewise.strategies.buckets import buckets_of
 from scalewise.strategies.cut_step import Pass, Sum, backward_pass, forward_pass, part_bytes
 from scalewise.strategies.cuts import Cut
-from scalewise.strategies.microbatches import microbatches_for
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.schedules import schedule_of
 from scalewise.strategies.shares import split
-from scalewise.strategies.stage_cuts import check_cut, stage_ranges
+from scalewise.strategies.stage_cuts import check_cut
 from scalewise.strategies.stages_plan import StagesPlan
 from scalewise.strategies.strategy import AT_LEAST, IF_NONE, Backend
 from scalewise.strategies.tensor import Tensor
@@ -34,7 +33,6 @@ class Hybrid:
     """Devices that share a model as `tensor` does."""
     stages: int | None = field(default=None, metadata={AT_LEAST: 2, IF_NONE: "in place of tensor"})
     """Devices that share a model as `pipeline` does, each with a stage."""
-
     columns: str = ""
     """With tensor: layers of your own model to cut by columns, as in `tensor`; empty: as the model says itself."""
     rows: str = ""
@@ -43,7 +41,7 @@ class Hybrid:
     """With tensor: columns that stay together in named layers."""
     cut: str = ""
     """With stages: modules that begin the second, third, ... stage, as in `pipeline`; empty: where it is balanced."""
-    microbatches: int | None = field(default=None, metadata={IF_NONE: "with stages; up to 4 per device if not given"})
+    microbatches: int | None = field(default=None, metadata={IF_NONE: "with stages; as planned if not given"})
     """With stages: parts of a group's share of the batch."""
 
     def __post_init__(self) -> None:
@@ -195,21 +193,24 @@ def _stages_plan(pipeline: Pipeline, footprint: Footprint, groups: AlikeGroups, 
     """A pipeline in every group; when it is through, gradients are all-reduced stage by stage, all at once."""
     builder = PlanBuilder()
     stages, share = groups.inside, -(-batch // groups.count)
-    count, size = microbatches_for(
-        share, stages, pipeline.schedule, pipeline.microbatches, norms_batches=footprint.norms_batches
-    )
-    ranges = stage_ranges(footprint.sections, stages, share, pipeline.cut, footprint.room_bytes)
-    schedule = schedule_of(pipeline.schedule, stages, 1, count)
+    filled = pipeline.filling(footprint, stages, share, groups.backend)
+    schedule = schedule_of(pipeline.schedule, stages, 1, filled.number)
     lines = [
         StagesPlan(
-            footprint, ranges, range(first, first + stages), groups.backend, size, when_due=True, sender_waits=True
+            footprint,
+            filled.ranges,
+            range(first, first + stages),
+            groups.backend,
+            filled.size,
+            when_due=True,
+            sender_waits=True,
         )
         for first in groups.firsts
     ]
     ends: dict[int, tuple[int, ...]] = {}
     for line in lines:
         ends |= line.add_to(builder, schedule)
-    for stage, sections in enumerate(ranges):
+    for stage, sections in enumerate(filled.ranges):
         held = sum(footprint.sections[at].trained_bytes for at in sections)
         if held and groups.count > 1:
             ranks = [first + stage for first in groups.firsts]

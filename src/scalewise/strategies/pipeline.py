@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from scalewise.plan import Footprint, Plan, PlanBuilder
-from scalewise.strategies.microbatches import microbatches_for
+from scalewise.strategies.filling import Filling, Shape, filling_of
 from scalewise.strategies.schedules import Kind, schedule_of
-from scalewise.strategies.stage_cuts import Balance, check_cut, stage_ranges
+from scalewise.strategies.stage_cuts import Balance, check_cut
 from scalewise.strategies.stages_plan import StagesPlan
 from scalewise.strategies.strategy import IF_NONE, Backend
 
@@ -25,7 +25,7 @@ class Pipeline:
     exact: ClassVar[bool] = True
     one_model: ClassVar[bool] = True
 
-    microbatches: int | None = field(default=None, metadata={IF_NONE: "up to 4 per device if not given"})
+    microbatches: int | None = field(default=None, metadata={IF_NONE: "as planned if not given"})
     """Parts of a batch; a batch that does not divide is padded with samples of no weight."""
     schedule: Kind = "1f1b"
     """gpipe: all forward, then all backward. 1f1b: backward as soon as can be, which holds fewer activations.
@@ -45,23 +45,24 @@ class Pipeline:
         """Of every device."""
         return INTERLEAVED_STAGES if self.schedule == "interleaved" else 1
 
+    def filling(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Filling:
+        """Its micro-batches and stages."""
+        shape = Shape(self.schedule, self.stages_each, self.microbatches, self.cut, self.checkpoint)
+        return filling_of(shape, footprint, devices, batch, backend)
+
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
         builder = PlanBuilder()
-        count, size = microbatches_for(
-            batch, devices, self.schedule, self.microbatches, norms_batches=footprint.norms_batches
-        )
-        stages = devices * self.stages_each
-        ranges = stage_ranges(footprint.sections, stages, batch, self.cut, footprint.room_bytes)
+        filled = self.filling(footprint, devices, batch, backend)
         planned = StagesPlan(
             footprint,
-            ranges,
+            filled.ranges,
             range(devices),
             backend,
-            size,
+            filled.size,
             recompute=self.checkpoint,
             when_due=self.schedule != "interleaved",
             sender_waits=self.schedule == "1f1b",
         )
-        ends = planned.add_to(builder, schedule_of(self.schedule, devices, self.stages_each, count))
+        ends = planned.add_to(builder, schedule_of(self.schedule, devices, self.stages_each, filled.number))
         planned.add_update(builder, ends, batch)
         return builder.plan()

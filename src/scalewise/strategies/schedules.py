@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +26,16 @@ def schedule_of(kind: Kind, devices: int, stages_each: int, microbatches: int) -
     if kind == "1f1b":
         return [_one_by_one(device, devices, microbatches) for device in range(devices)]
     return [_interleaved(device, devices, stages_each, microbatches) for device in range(devices)]
+
+
+def most_under_way(schedule: Sequence[Sequence[Work]], stages: int) -> list[int]:
+    """Of every stage, the micro-batches that have been through forward and not yet through backward, at most."""
+    now, most = [0] * stages, [0] * stages
+    for works in schedule:
+        for work in works:
+            now[work.stage] += 1 if work.phase == "forward" else -1
+            most[work.stage] = max(most[work.stage], now[work.stage])
+    return most
 
 
 def _gpipe(stage: int, microbatches: int) -> list[Work]:

@@ -19,8 +19,10 @@ FLOPS_PER_BYTE = 10
 SLACK = 1.05
 """Cuts whose slowest stage takes this much longer than that of the best are as good; what is held and sent decides."""
 HALVINGS = 40
-MODEL_COPIES = 4
-"""Weights, gradients and Adam's two moments."""
+ADAM_COPIES = 2
+"""Of the weights, as its moments."""
+MODEL_COPIES = 2
+"""Weights and gradients; the optimizer's state comes on top."""
 
 
 def costs_of(sections: Sequence[Section]) -> list[float]:
@@ -31,12 +33,28 @@ def costs_of(sections: Sequence[Section]) -> list[float]:
 
 
 def stage_ranges(
-    sections: Sequence[Section], stages: int, samples: int, cut: str = "", room_bytes: int | None = None
+    sections: Sequence[Section],
+    samples: Sequence[int],
+    cut: str = "",
+    room_bytes: int | None = None,
+    state_copies: int = ADAM_COPIES,
 ) -> list[range]:
     """The sections of every stage: as named, 'encoder.3+decoder.1' beginning the second and third, or balanced, and
-    within `room_bytes` of each device if that can be."""
+    each within `room_bytes` if that can be.
+
+    `samples`: those whose activations each stage has at most. `state_copies`: of the weights, as optimizer's state.
+    """
+    stages = len(samples)
     if cut:
         return _named(sections, stages, cut.split("+"))
+    check_stages(sections, stages)
+    if stages == 1:
+        return [range(len(sections))]
+    return list(_balanced(tuple(sections), tuple(samples), room_bytes, MODEL_COPIES + state_copies))
+
+
+def check_stages(sections: Sequence[Section], stages: int) -> None:
+    """That there are enough places to cut at."""
     if not sections and stages > 1:
         raise UserError(
             "this model says nowhere that it can be cut into stages; name the places with cut=MODULE+MODULE"
@@ -46,7 +64,6 @@ def stage_ranges(
             f"{stages} stages are too many for this model: it can be cut into {len(sections)} at most "
             f"({_names(sections)}); use fewer devices"
         )
-    return list(_balanced(tuple(sections), stages, samples, room_bytes)) if stages > 1 else [range(len(sections))]
 
 
 def begins_the_model(name: str) -> UserError:
@@ -80,42 +97,48 @@ def _named(sections: Sequence[Section], stages: int, names: list[str]) -> list[r
 
 
 @lru_cache(maxsize=256)
-def _balanced(sections: tuple[Section, ...], stages: int, samples: int, room_bytes: int | None) -> tuple[range, ...]:
+def _balanced(
+    sections: tuple[Section, ...], samples: tuple[int, ...], room_bytes: int | None, copies: int
+) -> tuple[range, ...]:
     """The quickest slowest stage; among those as good, the least memory on one device, then the least to send. Where
     memory is limited only of cuts that fit, or, if none does, of those that need least."""
     costs = [0.0, *accumulate(costs_of(sections))]
-    held = [0, *accumulate(_held_by(each, samples) for each in sections)]
-    tenth = max(held[-1] // 10, 1)
-    room = math.inf if room_bytes is None else max(room_bytes, math.ceil(_evenest(held, stages)))
-    ends = [bisect_right(held, each + room) - 1 for each in held]
+    by_samples = {count: [0, *accumulate(_held_by(each, count, copies) for each in sections)] for count in samples}
+    held = [by_samples[count] for count in samples]
+    """Of every stage, if it had all sections before each."""
+    tenth = max(max(each[-1] for each in held) // 10, 1)
+    room = math.inf if room_bytes is None else max(room_bytes, math.ceil(_evenest(held)))
+    reach = {count: [bisect_right(each, start + room) - 1 for start in each] for count, each in by_samples.items()}
+    ends = [reach[count] for count in samples]
     """How far a stage may reach that begins there."""
-    quickest = _evenest(costs, stages, ends)
+    quickest = _evenest([costs] * len(samples), ends)
 
-    def worth(first: int, end: int) -> Worth | None:
-        if end > ends[first] or costs[end] - costs[first] > SLACK * quickest:
+    def worth(stage: int, first: int, end: int) -> Worth | None:
+        if end > ends[stage][first] or costs[end] - costs[first] > SLACK * quickest:
             return None
         sent = sum(sections[end - 1].passed_bytes) if end < len(sections) else 0
-        return (held[end] - held[first]) // tenth, sent
+        return (held[stage][end] - held[stage][first]) // tenth, sent
 
-    bounds = _best(len(sections), stages, worth)
+    bounds = _best(len(sections), len(samples), worth)
     return tuple(range(first, end) for first, end in pairwise(bounds))
 
 
-def _held_by(section: Section, samples: int) -> int:
-    return MODEL_COPIES * section.trained_bytes + section.frozen_bytes + samples * section.kept_bytes
+def _held_by(section: Section, samples: int, copies: int) -> int:
+    return copies * section.trained_bytes + section.frozen_bytes + samples * section.kept_bytes
 
 
-def _evenest(costs: Sequence[float], stages: int, ends: Sequence[int] | None = None) -> float:
-    """The most of one stage, in the evenest cut; `costs` are those of all sections before each, and of all."""
+def _evenest(costs: Sequence[Sequence[float]], ends: Sequence[Sequence[int]] | None = None) -> float:
+    """The most of one stage, in the evenest cut; `costs` are, for every stage, those of all sections before each, and
+    of all."""
 
     def is_enough(limit: float) -> bool:
         at = 0
-        for _ in range(stages):
-            reached = bisect_right(costs, costs[at] + limit) - 1
-            at = min(reached, ends[at]) if ends else reached
-        return at == len(costs) - 1
+        for stage, before in enumerate(costs):
+            reached = bisect_right(before, before[at] + limit) - 1
+            at = min(reached, ends[stage][at]) if ends else reached
+        return at == len(costs[0]) - 1
 
-    low, high = 0.0, costs[-1]
+    low, high = 0.0, float(max(before[-1] for before in costs))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
@@ -126,14 +149,14 @@ Worth = tuple[float, int]
 """Of a stage: something whose largest counts, and something whose sum counts where that is equal; less is better."""
 
 
-def _best(count: int, stages: int, worth: Callable[[int, int], Worth | None]) -> tuple[int, ...]:
-    """The best way to cut `count` things in a row into `stages` runs, none empty: its worth, and the bounds."""
+def _best(count: int, stages: int, worth: Callable[[int, int, int], Worth | None]) -> tuple[int, ...]:
+    """The bounds of the best way to cut `count` things in a row into `stages` runs, none empty."""
     found: dict[int, tuple[Worth, tuple[int, ...]]] = {0: ((0, 0), (0,))}
     for stage in range(1, stages + 1):
         reached: dict[int, tuple[Worth, tuple[int, ...]]] = {}
         for first, ((most, total), bounds) in found.items():
             for end in range(first + 1, count - (stages - stage) + 1):
-                own = worth(first, end)
+                own = worth(stage - 1, first, end)
                 if own is None:
                     break
                 new = (max(most, own[0]), total + own[1])

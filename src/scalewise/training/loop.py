@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
@@ -137,7 +137,7 @@ def _train_in(
         outcome.footprint = footprint_of(workload, data)
         got_on()
         if isinstance(engine, HoldsStages):
-            outcome.footprint = replace(outcome.footprint, sections=engine.sections, room_bytes=engine.room_bytes)
+            outcome.footprint = engine.as_run(outcome.footprint)
         if evaluate:
             outcome.layers = layers_to_plan(job, request, outcome.footprint)
             got_on()

@@ -13,7 +13,7 @@ from scalewise.errors import UserError
 from scalewise.plan import Footprint
 from scalewise.prediction.held import Layers, Run
 from scalewise.prediction.holdings import held_by, samples_at_a_time
-from scalewise.prediction.memory import Memory, peak_memory
+from scalewise.prediction.memory import OPTIMIZER_COPIES, Memory, peak_memory
 from scalewise.session.failure import FOR_LARGE_MODELS, WEIGHTS_DO_NOT_FIT, larger_models, smaller_batch
 from scalewise.session.placement import Placement
 from scalewise.session.torchrun import under_torchrun
@@ -102,7 +102,16 @@ class _Planner:
 
     @cached_property
     def footprint(self) -> Footprint:
-        return replace(footprint_of(self.workload, self.data), room_bytes=memory_limit_bytes())
+        return replace(
+            footprint_of(self.workload, self.data),
+            room_bytes=memory_limit_bytes(),
+            state_copies=OPTIMIZER_COPIES.get(self.optimizer, 0),
+            on_gpu=self.on_gpu,
+        )
+
+    @property
+    def optimizer(self) -> str:
+        return self.request.settings.optimizer or self.workload.optimizer
 
     @property
     def on_gpu(self) -> bool:
@@ -157,9 +166,8 @@ class _Planner:
         )
         try:
             layers = self._layers(samples_at_a_time(strategy, run))
-            optimizer = settings.optimizer or self.workload.optimizer
             ranks = range(devices if layers else 0)
-            found = [peak_memory(held_by(strategy, rank, run, layers), optimizer) for rank in ranks]
+            found = [peak_memory(held_by(strategy, rank, run, layers), self.optimizer) for rank in ranks]
         except UserError:  # a model that cannot be cut so
             return None
         return max(found, key=lambda memory: memory.total, default=None)

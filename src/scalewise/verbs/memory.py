@@ -10,10 +10,11 @@ import torch
 from scalewise.data.data import DataRequest
 from scalewise.prediction.held import Run
 from scalewise.prediction.holdings import cuts_by, held_by, samples_at_a_time
-from scalewise.prediction.memory import Memory, peak_memory
+from scalewise.prediction.memory import OPTIMIZER_COPIES, Memory, peak_memory
 from scalewise.session.placement import Placement
 from scalewise.session.session import Session
 from scalewise.session.worker import Worker
+from scalewise.step.precision import set_precision
 from scalewise.step.room import memory_limit_bytes
 from scalewise.strategies.registry import strategy_of
 from scalewise.workloads.footprint import footprint_of
@@ -28,7 +29,13 @@ def planned_memory(
     chosen, found = strategy_of(strategy), resolve(workload)
     data = found.data(DataRequest(samples=samples))
     device = torch.device("cpu" if device_kind == "cpu" else "cuda")
-    footprint = replace(footprint_of(found, data), room_bytes=memory_limit_bytes())
+    set_precision("fp32", device)  # cuDNN is asked as the run will ask it: where it may round, it takes other memory
+    footprint = replace(
+        footprint_of(found, data),
+        room_bytes=memory_limit_bytes(),
+        state_copies=OPTIMIZER_COPIES.get(found.optimizer, 0),
+        on_gpu=device_kind != "cpu",
+    )
     resident = 0 if device_kind == "cpu" else len(data) * (footprint.input_bytes + footprint.target_bytes)
     run = Run(devices, batch, footprint, device_kind != "cpu", device_kind == "slice", resident_bytes=resident)
     layers = layers_of(found, data, samples_at_a_time(chosen, run), device, cuts=cuts_by(chosen, run))

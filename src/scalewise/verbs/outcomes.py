@@ -21,7 +21,6 @@ from scalewise.step.settings import steps_per_epoch
 from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.idling import idle_shares
 from scalewise.strategies.layers import Layers
-from scalewise.strategies.microbatches import microbatches_for
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.strategy import Backend, Strategy
@@ -109,12 +108,11 @@ def _backend(placement: Placement) -> Backend:
     return "nccl" if placement.device_kind == "cuda" else "gloo"
 
 
-def spread_text(strategy: Strategy, devices: int, batch: int, *, norms_batches: bool = False) -> str:
+def spread_text(strategy: Strategy, microbatches: int | None = None) -> str:
     """The strategy as it is written on the command line, and the micro-batches that it chose by itself."""
     text = strategy_text(strategy)
-    if isinstance(strategy, Pipeline) and strategy.microbatches is None:
-        count, _ = microbatches_for(batch, devices, strategy.schedule, None, norms_batches=norms_batches)
-        text += f" with {count} micro-batch{'es' if count > 1 else ''}"
+    if isinstance(strategy, Pipeline) and strategy.microbatches is None and microbatches is not None:
+        text += f" with {microbatches} micro-batch{'es' if microbatches > 1 else ''}"
     return text
 
 

@@ -248,12 +248,7 @@ def _result(request: Request, run: _Finished) -> TrainResult:
         memory=memory_of(request, placement, outcomes),
         staleness=asynchronous.staleness(run.served) if alone else None,
         updates=asynchronous.updates(run.served, outcomes, placement.devices) if alone else None,
-        spread=spread_text(
-            request.strategy,
-            placement.devices,
-            settings.batch,
-            norms_batches=bool(first.footprint and first.footprint.norms_batches),
-        ),
+        spread=spread_text(request.strategy, first.footprint.microbatches if first.footprint else None),
         notes=notes_on(request, placement, outcomes) + run.lost,
         checkpoint=settings.checkpoint,
         timeline=timeline_of(outcomes),

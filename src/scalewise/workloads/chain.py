@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalewise.data.data import Data
 from scalewise.errors import UserError
@@ -124,11 +125,12 @@ def chain_through(parts: Sequence[Part], inputs: Tensor) -> Weighed:
     value: Any = inputs
     tried = unchanged_buffers(part.module for part in parts)
     together: list[Part] = []
-    before = kept = 0
-    with tried, counting() as counter, saved_tensors_hooks(seen.note, lambda tensor: tensor):
+    before = kept = begun = 0
+    hooks = saved_tensors_hooks(seen.note, lambda tensor: tensor)
+    with tried, counting() as counter, hooks, _Operations() as operations:
         for at, part in enumerate(parts):
             if not together:
-                before, kept = counter.get_total_flops(), seen.bytes
+                before, kept, begun = counter.get_total_flops(), seen.bytes, operations.count
             value = part.module(value)
             together.append(part)
             try:
@@ -150,6 +152,7 @@ def chain_through(parts: Sequence[Part], inputs: Tensor) -> Weighed:
                     passed_bytes=tuple(each.bytes for each in borders[-1].tensors),
                     returned_bytes=tuple(each.bytes for each in borders[-1].tensors if each.learns),
                     frozen_bytes=sum(each.nbytes for each in new if not each.requires_grad),
+                    operations=operations.count - begun,
                 )
             )
     return Weighed(tuple(joined), tuple(sections), tuple(borders), tuple(blocked))
@@ -165,6 +168,18 @@ def _joined(parts: Sequence[Part]) -> Part:
     if len(parts) == 1:
         return parts[0]
     return Part(parts[0].name, nn.Sequential(*(part.module for part in parts)), parts[0].path, members=tuple(parts))
+
+
+class _Operations(TorchDispatchMode):
+    """Counts what a device is told to do; views cost it nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
 
 
 class _Kept:

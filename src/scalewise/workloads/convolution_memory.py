@@ -36,11 +36,17 @@ def copied_by_convolution(function: Any, args: Any, result: Any) -> Copied:
     if function is torch.ops.aten.convolution.default:
         taken, weight, _, stride, padding, _, transposed = args[:7]
         image = taken if transposed else result
+        if _is_cast_in_vain(taken):
+            of_columns = _all_columns(taken, weight, image, stride, padding)
+            return Copied(of_given=result.nbytes) if transposed else Copied(of_columns)
         native = _native_columns(taken, weight, image, stride)
         return Copied(native) if native is not None else _in_forward(taken, weight, result, padding, transposed)
     if function is torch.ops.aten.convolution_backward.default:
         given, taken, weight, _, stride, padding, _, transposed = args[:8]
         image = taken if transposed else given
+        if _is_cast_in_vain(taken):
+            columns = _columns(weight, image) if transposed else _all_columns(taken, weight, image, stride, padding)
+            return max(Copied(columns), Copied(of_given=2 * given.nbytes), key=sum)  # which is added up in float32
         native = _native_columns(taken, weight, image, stride)
         return Copied(native) if native is not None else _in_backward(taken, weight, given, padding)
     return Copied()
@@ -70,6 +76,17 @@ def _in_backward(taken: Tensor, weight: Tensor, given: Tensor, padding: list[int
     if weight.dim() > 3 and taken.shape[2] < weight.shape[2]:  # lower than a kernel: a matrix product, for the weights
         return Copied(weight.element_size() * weight.nbytes + _columns(weight, given))
     return max(Copied(blocked), Copied(_blocked(taken) + blocked - weight.nbytes, _blocked(given)), key=sum)
+
+
+def _is_cast_in_vain(taken: Tensor) -> bool:
+    """To bf16, which not every CPU has: torch then multiplies matrices itself."""
+    return taken.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _all_columns(taken: Tensor, weight: Tensor, image: Tensor, stride: list[int], padding: list[int]) -> int:
+    """Of all samples at once; kernels of one point read what is there."""
+    is_point = math.prod(weight.shape[2:]) == 1 and max(stride) == 1 and max(padding) == 0
+    return 0 if is_point else len(taken) * _columns(weight, image)
 
 
 def _native_columns(taken: Tensor, weight: Tensor, image: Tensor, stride: list[int]) -> int | None:

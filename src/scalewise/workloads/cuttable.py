@@ -37,6 +37,12 @@ class Cuttable:
     """Samples that must go through at a time: an exported model takes no other number."""
 
 
+def sections_of(workload: Workload, data: Data, model: nn.Module, cut: str) -> tuple[Section, ...]:
+    """Of a model that says where it can be cut; none of one that is yet to be exported, for so many samples."""
+    parts = _said(workload, model, cut)
+    return _weighed(workload, data, parts).sections if parts else ()
+
+
 def why_not_elsewhere(workload: Workload, data: Data, model: nn.Module) -> str:
     """Of a model that says where it can be cut: why some of those places are none, if so."""
     parts = chain_of(workload, model)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 
 from scalewise.strategies.cuts import Cut
@@ -54,18 +55,21 @@ class CudnnWorkspaces:
         return Copied(round(self.known[shapes] / share))
 
     def _measured(self, function: Any, args: Any) -> int:
+        like = tree_map(lambda each: torch.empty_like(each) if _is_tensor(each) else each, args)
         try:
-            given = tree_map(
-                lambda each: torch.empty_like(each, device=self.device) if _is_tensor(each) else each, args
-            )
-            torch.cuda.reset_peak_memory_stats(self.device)
-            before = torch.cuda.memory_allocated(self.device)
-            result = function(*given)
-            peak = torch.cuda.max_memory_allocated(self.device)
+            with unset_fake_temporarily():
+                given = tree_map(lambda each: self._real(each) if _is_tensor(each) else each, like)
+                torch.cuda.reset_peak_memory_stats(self.device)
+                before = torch.cuda.memory_allocated(self.device)
+                result = function(*given)
+                peak = torch.cuda.max_memory_allocated(self.device)
         except torch.OutOfMemoryError:  # nor would there be room for it in a step: cuDNN then does without
             return 0
         put_out: int = sum(each.nbytes for each in tree_leaves(result) if _is_tensor(each))
         return peak - before - put_out
+
+    def _real(self, like: Tensor) -> Tensor:
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.device)
 
 
 def _part_of(function: Any, args: Any, cut: Cut) -> Any:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from scalewise.data.data import Data
-from scalewise.prediction.held import LayerMemory, Made
+from scalewise.prediction.held import LayerMemory
 from scalewise.strategies.cuts import Cut
-from scalewise.workloads.convolution_memory import Copied, copied_by_convolution
-from scalewise.workloads.gpu_memory import CudnnWorkspaces, kept_by_product
+from scalewise.workloads.library_memory import libraries_on
+from scalewise.workloads.memory_watch import Watch
 from scalewise.workloads.workload import Workload
 
-NEEDS_NUMBERS = (RuntimeError, TypeError, ValueError)
+NEEDS_NUMBERS = (RuntimeError, TypeError, ValueError, AssertionError)
 """What torch, numpy and Python raise where a model looks at numbers that are not there."""
 
 
@@ -41,46 +36,34 @@ def layers_of(
     `cuts`: layers of which a device computes a part. `least`: without what cuDNN takes where there is room, and can
     do without.
     """
+    shapes = [((samples, *each.shape), each.dtype) for each in data.example()]
     try:
-        with torch.device("meta"):
-            model = workload.model()
-        inputs, targets = (
-            torch.empty((samples, *each.shape), dtype=each.dtype, device="meta") for each in data.example()
-        )
-        if precision == "bf16":
-            model = model.to(torch.bfloat16)
-            inputs = inputs.to(torch.bfloat16) if inputs.is_floating_point() else inputs
-        watch = _Watch(model, [inputs, targets], _libraries_on(device, cuts or {}, least))
-        with watch, _Attention(device):
-            outputs = model(inputs)
-            watch.enter("")
-            loss = workload.loss(outputs, targets)
-            watch.turn()
-            loss.backward()
+        with _without_numbers(device, precision) as place:
+            with place:
+                model = workload.model()
+            inputs, targets = (torch.empty(shape, dtype=dtype, device=place) for shape, dtype in shapes)
+            watch = Watch(model, [inputs, targets], libraries_on(device, cuts or {}, least))
+            with watch, _Attention(device):
+                with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                    outputs = model(inputs)
+                    watch.enter("")
+                    loss = workload.loss(outputs, targets)
+                watch.turn()
+                loss.backward()
     except NEEDS_NUMBERS:  # nothing is planned then, and the run says so
         return ()
     return watch.layers(model)
 
 
-class _Libraries(NamedTuple):
-    """What operations take beside their tensors."""
-
-    copied: Callable[[Any, Any, Any, str], Copied] = lambda *_: Copied()
-    """(function, arguments, result, layer): while it runs."""
-    kept: Callable[[Any], int] = lambda _: 0
-    """(function): from its first call on."""
-
-
-def _libraries_on(device: torch.device, cuts: Mapping[str, Cut], least: bool) -> _Libraries:
-    if device.type == "cpu":
-        return _Libraries(lambda function, args, result, _: copied_by_convolution(function, args, result))
-    if not torch.cuda.is_available():  # planned elsewhere, for a GPU that cannot be asked
-        return _Libraries()
-    kept = partial(kept_by_product, device=device)
-    if least:
-        return _Libraries(kept=kept)
-    workspaces = CudnnWorkspaces(device, cuts)
-    return _Libraries(lambda function, args, _, layer: workspaces.copied_by(function, args, layer), kept)
+@contextmanager
+def _without_numbers(device: torch.device, precision: str) -> Iterator[torch.device]:
+    """Where to make tensors of shapes only. Torch takes the CPU's way through recurrent layers, and casts to bf16, only
+    if they say that they are on that device; a GPU that is not there has no such tensors."""
+    if device.type == "cuda" and not (precision == "bf16" and torch.cuda.is_available()):
+        yield torch.device("meta")
+        return
+    with FakeTensorMode():
+        yield device
 
 
 class _Attention(TorchFunctionMode):
@@ -101,185 +84,3 @@ class _Attention(TorchFunctionMode):
         if args[0].dtype == torch.bfloat16:
             return torch.ops.aten._scaled_dot_product_flash_attention(*args, 0.0, causal)[0]
         return torch.ops.aten._scaled_dot_product_efficient_attention(*args, None, True, 0.0, causal)[0]
-
-
-@dataclass(frozen=True)
-class _Moment:
-    bytes: int = 0
-    of: Made = ()
-    """Other layers' part of it, and copies that the layer's own operation makes of what it puts out."""
-    copied: int = 0
-    """Such copies of what it takes in."""
-
-
-class _Watch(TorchDispatchMode):
-    """Writes down when memory comes and goes, and which layer was at work then."""
-
-    def __init__(self, model: nn.Module, batch: list[Tensor], libraries: _Libraries) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.libraries = libraries
-        self.library_bytes: dict[int, int] = {}
-        """That stay from then on, by layer."""
-        self.paths: list[str] = []
-        """Of the layers, in the order of their calls."""
-        self.at = 0
-        self.events: list[tuple[int, int, int]] = []
-        """(number of a piece of memory, its bytes or minus them, layer at work)."""
-        self.turned = 0
-        """Events before backward."""
-        self.numbers: dict[int, int] = {}
-        """Of the pieces that are there now, by address."""
-        self.given: dict[int, list[int]] = {}
-        """Pieces that hold what modules put out which end with a layer."""
-        self.known = {_storage(each)._cdata for each in [*model.parameters(), *model.buffers(), *batch]}
-        self.gradients: set[int] = set()
-        self.copies: dict[int, Copied] = {}
-        """Pieces that no tensor shows, there while an operation runs."""
-        for path, module in model.named_modules():
-            if next(module.children(), None) is None:
-                module.register_forward_pre_hook(lambda *_, path=path: self.enter(path))
-                module.register_forward_hook(lambda _, __, outputs: self._leave(outputs))
-            module.register_forward_hook(lambda _, __, outputs: self._give(outputs))
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._complete)
-
-    def enter(self, path: str) -> None:
-        self.paths.append(path)
-        self.at = len(self.paths) - 1
-
-    def turn(self) -> None:
-        self.turned = len(self.events)
-
-    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
-            storage = _storage(tensor)
-            address, nbytes = storage._cdata, storage.nbytes()
-            if address not in self.numbers and address not in self.known:
-                number = self.numbers[address] = len(self.events)
-                self.events.append((number, nbytes, self.at))
-                weakref.finalize(storage, self._gone, address, number, nbytes).atexit = False
-        if kept := self.libraries.kept(function):
-            self.library_bytes[self.at] = kept
-        layer = self.paths[self.at] if self.paths else ""
-        if copied := sum(kinds := self.libraries.copied(function, args, result, layer)):
-            number = len(self.events)
-            self.copies[number] = kinds
-            self.events += [(number, copied, self.at), (number, -copied, self.at)]
-        return result
-
-    def _gone(self, address: int, number: int, nbytes: int) -> None:
-        del self.numbers[address]
-        self.events.append((number, -nbytes, self.at))
-
-    def _leave(self, outputs: Any) -> None:
-        """Backward is in this layer from when the gradient of what it puts out is complete."""
-        layer = self.at
-        for tensor in _tensors(outputs):
-            if tensor.requires_grad:
-                tensor.register_hook(lambda _: self._back_in(layer))
-
-    def _give(self, outputs: Any) -> None:
-        addresses = {_storage(tensor)._cdata for tensor in _tensors(outputs)}
-        self.given[self.at] = [self.numbers[address] for address in addresses if address in self.numbers]
-
-    def _back_in(self, layer: int) -> None:
-        self.at = layer
-
-    def _complete(self, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        number = self.numbers.get(_storage(parameter.grad)._cdata)
-        if number is not None:  # else it is a parameter's or a sample's memory, in use already
-            self.gradients.add(number)
-
-    def layers(self, model: nn.Module) -> tuple[LayerMemory, ...]:
-        made_in: dict[int, int] = {}
-        size: dict[int, int] = {}
-        kept = [0] * len(self.paths)
-        for number, nbytes, layer in self.events[: self.turned]:
-            kept[made_in.setdefault(number, layer)] += nbytes
-            size[number] = size.get(number, 0) + nbytes
-        most = self._most(kept)
-        held = self._held_by(model)
-        return tuple(
-            LayerMemory(
-                path,
-                tuple(nbytes for nbytes, _ in held[at].trained),
-                kept[at],
-                most[0][at].bytes,
-                most[1][at].bytes,
-                held[at].buffer_bytes + sum(nbytes for nbytes, _ in held[at].still),
-                most[0][at].of,
-                most[1][at].of,
-                (most[0][at].copied, most[1][at].copied),
-                sum(self.events[number][1] for number in self.given.get(at, []) if not size.get(number)),
-                tuple((made_in[number], self.events[number][1]) for number in self.given.get(at, [])),
-                tuple(rows for _, rows in held[at].trained),
-                tuple(held[at].still),
-                self.library_bytes.get(at, 0),
-            )
-            for at, path in enumerate(self.paths)
-        )
-
-    def _most(self, kept: list[int]) -> list[list[_Moment]]:
-        """Of forward and of backward in every layer, when there is the most beyond what the layers so far keep."""
-        up_to = list(accumulate(kept))
-        most = [[_Moment()] * len(self.paths), [_Moment()] * len(self.paths)]
-        made_in: dict[int, int] = {}
-        live = [0] * len(self.paths)
-        total = 0
-        for position, (number, nbytes, layer) in enumerate(self.events):
-            if number not in self.gradients:  # which are counted by who knows how long they stay
-                total += nbytes
-                live[made_in.setdefault(number, layer)] += nbytes
-            way = most[position >= self.turned]
-            if nbytes > 0 and total - up_to[layer] > way[layer].bytes:
-                beyond = (
-                    has - (keeps if at <= layer else 0) for at, (has, keeps) in enumerate(zip(live, kept, strict=True))
-                )
-                made = [(at, more) for at, more in enumerate(beyond) if more and at != layer]
-                copied = self.copies.get(number, Copied())
-                if copied.of_given:
-                    made.append((layer, copied.of_given))
-                way[layer] = _Moment(total - up_to[layer], tuple(made), copied.of_taken)
-        return most
-
-    def _held_by(self, model: nn.Module) -> list[_Own]:
-        """Each parameter and buffer once, with the first layer that is, or is within, the module that has it, or the
-        nearest around that."""
-        held = [_Own() for _ in self.paths]
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            own = held[self._layer_of(name.rpartition(".")[0])]
-            nbytes = tensor.numel() * max(tensor.element_size(), 4 * tensor.is_floating_point())
-            if not isinstance(tensor, nn.Parameter):
-                own.buffer_bytes += nbytes
-            else:
-                learns = tensor.requires_grad and tensor.grad is not None
-                (own.trained if learns else own.still).append((nbytes, tensor.shape[0] if tensor.dim() else 1))
-        return held
-
-    def _layer_of(self, owner: str) -> int:
-        while owner:
-            for number, path in enumerate(self.paths):
-                if f"{path}.".startswith(f"{owner}."):
-                    return number
-            owner = owner.rpartition(".")[0]
-        return 0
-
-
-@dataclass
-class _Own:
-    """A layer's tensors: bytes and first dimension of each parameter that a step changes, and that none does."""
-
-    trained: list[tuple[int, int]] = field(default_factory=list)
-    still: list[tuple[int, int]] = field(default_factory=list)
-    buffer_bytes: int = 0
-
-
-def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()
-
-
-def _tensors(result: Any) -> Iterable[Tensor]:
-    return (each for each in tree_leaves(result) if isinstance(each, Tensor))
