@@ -174,3 +174,10 @@ def test_the_best_speedup_is_not_the_noisiest_one() -> None:
     found = best_speedups(series(*one, *two))
     assert found
     assert [(each.batch, each.text) for each in found.best] == [(10, "1.67x")]
+
+
+def test_a_slow_cell_that_is_hardly_known_is_not_surely_slower() -> None:
+    """Twice as long, but it may have taken no time at all."""
+    once, twice = Cell(2, 10, 100, 1.0, uncertainty=0.1), Cell(1, 10, 100, 2.1, uncertainty=1.0)
+    assert not twice.surely_slower_than(once, 0.02)
+    assert Cell(1, 10, 100, 2.1, uncertainty=0.5).surely_slower_than(once, 0.02)

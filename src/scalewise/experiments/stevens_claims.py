@@ -111,8 +111,8 @@ def _gains_least_at_the_smallest_batch(series: Series) -> tuple[str, bool | None
     smallest = min(each.batch for each in every)
     least = max((each for each in every if each.batch == smallest), key=lambda each: each.speedup)
     most = max((each for each in every if each.batch > smallest), key=lambda each: (each.at_least, each.speedup))
-    apart = abs(most.speedup / least.speedup - 1)
-    told = apart > math.hypot(least.uncertainty, most.uncertainty)
+    open_part = math.hypot(least.uncertainty, most.uncertainty)
+    told = abs(most.speedup - least.speedup) > open_part * max(most.speedup, least.speedup)
     return (
         f"at most {least.text} at batch {smallest}, up to {most.text} above",
         least.speedup < most.speedup if told else None,

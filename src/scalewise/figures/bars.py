@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,7 +20,7 @@ from scalewise.figures.style import (
     whiskers,
     worth_showing,
 )
-from scalewise.findings.cell import Series
+from scalewise.findings.cell import Cell, Series
 from scalewise.findings.speedup import TELLABLE
 
 STUDY_BATCHES = (20, 50, 100, 300)
@@ -50,9 +49,13 @@ class BarChart:
         """Beside one device, as far as the timings tell."""
         if devices == 1 or 1 not in self.seconds:
             return "one"
-        ratio = self.seconds[devices] / self.seconds[1]
-        told = max(TELLABLE, math.hypot(*(self.uncertainty.get(count, 0.0) for count in (1, devices))))
-        return "slower" if ratio > 1 + told else "faster" if 1 / ratio > 1 + told else "open"
+        one, several = (
+            Cell(count, self.batch, self.batch, self.seconds[count], self.uncertainty.get(count, 0.0))
+            for count in (1, devices)
+        )
+        if several.surely_slower_than(one, TELLABLE):
+            return "slower"
+        return "faster" if one.surely_slower_than(several, TELLABLE) else "open"
 
 
 def bar_charts(series: Series) -> list[BarChart]:

@@ -44,8 +44,9 @@ class Cell:
         return self.samples / self.epoch_seconds
 
     def surely_slower_than(self, other: Cell, margin: float) -> bool:
-        """By more than the margin, and by more than what the two timings leave open."""
-        return self.epoch_seconds > other.epoch_seconds * (1 + max(margin, self.open_beside(other)))
+        """By more than the margin, and by more than what the two timings leave open of their difference."""
+        open_seconds = math.hypot(self.uncertainty * self.epoch_seconds, other.uncertainty * other.epoch_seconds)
+        return self.epoch_seconds - other.epoch_seconds > max(margin * other.epoch_seconds, open_seconds)
 
     def open_beside(self, other: Cell) -> float:
         """What the two timings leave open of the ratio of their times: the errors of two are independent."""
