@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -13,6 +14,7 @@ from scalewise.linking.operations import agreed, some_bytes, synchronize
 from scalewise.session.worker import Worker
 
 REDUCED_BYTES = 16 * 2**20
+STREAMED_BY_A_HOST_BYTES = 256 * 2**20
 
 
 def pace_alone(worker: Worker, seconds: float) -> Pace | None:
@@ -35,10 +37,11 @@ def pace_together(worker: Worker, seconds: float) -> Pace:
 
 
 def host_memory_together(worker: Worker, seconds: float) -> float:
-    """GB/s of each rank's process in the host's memory, all at once and in step."""
+    """GB/s of each rank's process in the host's memory, all at once and in step; the caches are those of all cores."""
     world = dist.group.WORLD
     assert world is not None
-    return streamed_GBps(torch.device("cpu"), seconds, lambda taken: agreed(taken, worker, world))
+    in_step = partial(agreed, worker=worker, group=world)
+    return streamed_GBps(torch.device("cpu"), seconds, in_step, STREAMED_BY_A_HOST_BYTES)
 
 
 @dataclass(frozen=True)

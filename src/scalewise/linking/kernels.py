@@ -59,9 +59,11 @@ def pace_of(device: torch.device, seconds: float, in_step: Callable[[float], flo
     )
 
 
-def streamed_GBps(device: torch.device, seconds: float, in_step: Callable[[float], float] = alone) -> float:
+def streamed_GBps(
+    device: torch.device, seconds: float, in_step: Callable[[float], float] = alone, bytes: int | None = None
+) -> float:
     """Read and written, as an optimizer does."""
-    elements = STREAMED_BYTES[device.type] // 4
+    elements = (bytes or STREAMED_BYTES[device.type]) // 4
     first, second = torch.ones(elements, device=device), torch.ones(elements, device=device)
     streamed = typical_seconds(lambda: first.add_(second, alpha=1e-6), device, seconds, in_step)
     return 3 * first.nbytes / streamed / 1e9

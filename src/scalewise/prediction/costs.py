@@ -46,6 +46,15 @@ class Costs:
             self._found[key] = self._at(phase, key[1])
         return self._found[key]
 
+    def busy_seconds(self, phase: str, samples: int) -> float:
+        """Of those, what goes by the sample; of the rest a device that has to be told what to do may only wait."""
+        first, last = self.steps[0], self.steps[-1]
+        seconds = self.seconds(phase, samples)
+        if first is last or phase not in COMPUTE:
+            return seconds
+        by_sample = (self.seconds(phase, last.batch) - self.seconds(phase, first.batch)) / (last.batch - first.batch)
+        return min(seconds, max(0.0, by_sample) * samples)
+
     def compute_seconds(self, samples: int) -> float:
         return sum(self.seconds(phase, samples) for phase in COMPUTE)
 

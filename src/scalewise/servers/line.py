@@ -1,4 +1,4 @@
-"""A line between one worker and one server: a process group of two, so that its end is nobody else's trouble."""
+"""A line between one worker and one server: process groups of two, so that its end is nobody else's trouble."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def on_the_line() -> Iterator[None]:
 
 
 class Line:
-    """Messages of one tag arrive in the order they were sent."""
+    """Messages of one tag arrive in the order they were sent.
+
+    A group for each direction: gloo has a thread per group, and what comes need not wait for what goes.
+    """
 
     def __init__(
         self,
@@ -45,21 +48,27 @@ class Line:
         connect_seconds: float | None = None,
     ) -> None:
         """`connect_seconds`: how long to wait for the other end, if not as long as for its messages."""
-        # A client of its own: one that waits for a worker that died meanwhile would hold up all other threads.
-        store = store.clone()  # type: ignore[attr-defined]
         self._peer = 0 if end == "server" else 1
-        self._group: Any = dist.ProcessGroupGloo(
-            PrefixStore(f"line/{name}", store), 1 - self._peer, 2, timedelta(seconds=connect_seconds or timeout_seconds)
-        )
-        self._group._set_default_timeout(timedelta(seconds=timeout_seconds))
+
+        def group(direction: str) -> Any:
+            # A client of its own: one that waits for a worker that died meanwhile would hold up all other threads.
+            place = PrefixStore(f"line/{name}/{direction}", store.clone())  # type: ignore[attr-defined]
+            made = dist.ProcessGroupGloo(
+                place, 1 - self._peer, 2, timedelta(seconds=connect_seconds or timeout_seconds)
+            )
+            made._set_default_timeout(timedelta(seconds=timeout_seconds))
+            return made
+
+        pushes, pulls = group("push"), group("pull")
+        self._going, self._coming = (pushes, pulls) if end == "worker" else (pulls, pushes)
         let_senders_finish()
 
     def send(self, tensor: Tensor, tag: int = HEADER_TAG) -> Any:
         """Starts; `wait` on what it returns, and keep that until the other end has it too."""
-        return self._group.send([tensor], self._peer, tag)
+        return self._going.send([tensor], self._peer, tag)
 
     def receive(self, tensor: Tensor, tag: int = HEADER_TAG) -> Any:
-        return self._group.recv([tensor], self._peer, tag)
+        return self._coming.recv([tensor], self._peer, tag)
 
 
 def push_tag(piece: int) -> int:

@@ -65,6 +65,11 @@ class Simulator:
         """Whether transfers that no socket carries are made by the devices themselves."""
         beside = device.beside_memory if network.layout.workers > 1 else 1.0
         self.moved_seconds_per_byte = beside / (device.memory_GBps * 1e9)
+        self.call_seconds = device.launch_us * 1e-6
+        self.is_called = network.cluster.has_gpus
+        """By a host whose calls it may have to wait for."""
+        hosts = device.host_memory_GBps
+        self.moved_on_host_seconds_per_byte = 1 / (hosts * 1e9) if hosts else self.moved_seconds_per_byte
         self._prices: dict[Collective, float] = {}
         self._through: dict[Collective, float] = {}
         self._paces: dict[tuple[int, int], float] = {}
@@ -128,10 +133,22 @@ class _Step:
         if operation.send:
             return self._send(position, operation, operation.send, ready)
         self.starts[position] = start = max(ready, self.device_free[operation.rank])
-        length = self.seconds(operation.phase, operation.samples) * operation.share
-        length += operation.moved_bytes * self.simulator.moved_seconds_per_byte
+        length = self._length(operation)
         self.device_free[operation.rank] = end = start + length * self.simulator.pace(operation.rank, operation.count)
         return end
+
+    def _length(self, operation: Operation) -> float:
+        """Of compute, on a device as fast as the profiled one."""
+        simulator = self.simulator
+        length = self.seconds(operation.phase, operation.samples) * operation.share
+        calls = operation.calls * simulator.call_seconds
+        if not operation.called_share:
+            length += calls
+        elif simulator.is_called:
+            length = max(length, self.seconds(operation.phase, 1) * operation.called_share + calls)
+        on_host = operation.in_host_memory
+        moved = simulator.moved_on_host_seconds_per_byte if on_host else simulator.moved_seconds_per_byte
+        return length + operation.moved_bytes * moved
 
     def _exchange(self, position: int, operation: Operation, collective: Collective, ready: float) -> float:
         length = self.simulator.price(collective)

@@ -11,6 +11,9 @@ from scalewise.plan import Ends, Footprint, Plan, PlanBuilder
 from scalewise.strategies.shares import share_sizes
 from scalewise.strategies.strategy import AT_LEAST, Backend
 
+LENT_CALLS, GIVEN_CALLS = 21, 17
+"""To a device, for a weight that is fetched and a gradient that is given: memory, copies, and who waits for whom."""
+
 
 @dataclass(frozen=True)
 class CentralStorage:
@@ -26,10 +29,10 @@ class CentralStorage:
     prefetch: int = field(default=1, metadata={AT_LEAST: 0})
     """Layers fetched ahead of the one at work."""
 
-    def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:  # noqa: ARG002
+    def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
         """Ranks 0 to N-1 are devices, N is the host's memory: copies, so no backend adds to them.
 
-        device  | forward 0 | forward 1 |  ...  loss  | backward 1 | backward 0 |      | update
+        device  | forward 0 | forward 1 |  ...  loss  | backward 1 | backward 0 |      | (meet) update (meet)
         copies  | pull 1    | pull 2    |  ...        | pull 0     | push 1     | push 0
         """
         builder = PlanBuilder()
@@ -38,8 +41,13 @@ class CentralStorage:
         for rank in range(devices):
             pushed += self._step_of(rank, samples[rank], footprint, devices, builder)
         summed = 3 * (devices - 1) * sum(footprint.parameter_bytes) // devices
+        all_here = builder.meet(devices, backend, pushed)
+        updated: tuple[int, ...] = ()
         for rank in range(devices):
-            builder.compute("update", rank, batch, pushed, 1 / devices, moved_bytes=summed)
+            updated += builder.compute(
+                "update", rank, batch, all_here, 1 / devices, moved_bytes=summed, in_host_memory=True
+            )
+        builder.meet(devices, backend, updated)
         return builder.plan()
 
     def _step_of(
@@ -58,13 +66,14 @@ class CentralStorage:
 
         for size in reversed(sizes):
             fetched = pull(size)
-            done = builder.compute("forward", rank, samples, done + fetched[rank], size / total)
+            done = builder.compute("forward", rank, samples, done + fetched[rank], size / total, calls=LENT_CALLS)
             computed.append(done)
         done = builder.compute("loss", rank, samples, done)
         pushed: tuple[int, ...] = ()
         for size, read, share in zip(sizes, again, shares, strict=True):
             before = done + (pull(size)[rank] if read else ())
-            done = builder.compute("backward", rank, samples, before, share)
+            calls = GIVEN_CALLS + LENT_CALLS * read
+            done = builder.compute("backward", rank, samples, before, share, calls=calls)
             computed.append(done)
             pushed += builder.transfer("push", [Send(rank, host, size)], {rank: done})[host]
         return pushed

@@ -12,6 +12,9 @@ from scalewise.plan import Ends, Footprint, Plan, PlanBuilder
 from scalewise.strategies.shares import share_sizes
 from scalewise.strategies.strategy import Backend
 
+LOSS_CALLS = 60
+"""To the default device, for the loss and its gradient, which wait for the outputs of all."""
+
 
 @dataclass(frozen=True)
 class DataParallel:
@@ -50,7 +53,7 @@ class DataParallel:
             for rank in range(len(samples))
         }
         gathered = builder.transfer("gather", from_each({r: samples[r] * footprint.output_bytes for r in others}), ends)
-        loss = builder.compute("loss", 0, batch, ends[0] + gathered.get(0, ()))
+        loss = builder.compute("loss", 0, batch, ends[0] + gathered.get(0, ()), calls=LOSS_CALLS)
         scattered = builder.transfer(
             "scatter", to_each({r: samples[r] * footprint.output_bytes for r in others}), {0: loss}
         )
@@ -62,7 +65,10 @@ class DataParallel:
             for rank in range(len(samples))
         }
         reduced = builder.transfer("reduce", from_each(dict.fromkeys(others, model)), ends)
-        builder.compute("update", 0, batch, ends[0] + reduced.get(0, ()), moved_bytes=3 * len(others) * model)
+        # Who sums on the host asks for the update only afterwards.
+        waited = 1.0 if others and backend == "gloo" else 0.0
+        summed = ends[0] + reduced.get(0, ())
+        builder.compute("update", 0, batch, summed, moved_bytes=3 * len(others) * model, called_share=waited)
         return builder.plan()
 
 

@@ -9,7 +9,7 @@ from scalewise.plan import Footprint, Plan
 from scalewise.strategies.served import served_plan
 from scalewise.strategies.strategy import AT_LEAST, LEAST_PIECE_MB, Backend
 
-PIECE_MB = 16.0
+PIECE_MB = 6.0
 
 
 @dataclass(frozen=True)

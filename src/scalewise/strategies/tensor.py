@@ -12,6 +12,9 @@ from scalewise.strategies.cut_step import backward_pass, forward_pass, part_byte
 from scalewise.strategies.cuts import Cut, declared_cuts, named_cuts
 from scalewise.strategies.strategy import Backend
 
+CUT_CALLS, SUM_CALLS = 10, 80
+"""To a device, as DTensor makes them: for a layer that is cut, each way, and for a sum of its parts."""
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -52,13 +55,12 @@ class Tensor:
             ("backward", backward_pass(footprint.matrices, cuts)),
         ):
             before = 0.0
-            for each in passed.sums:
-                done = builder.compute(phase, 0, batch, done, each.at - before, devices)
-                done = builder.collective(
-                    "reduce", Collective("all_reduce", backend, devices, each.bytes * batch), done
-                )
-                before = each.at
-            done = builder.compute(phase, 0, batch, done, passed.share - before, devices)
+            for at, size in (*((each.at, each.bytes) for each in passed.sums), (passed.share, 0)):
+                part = (at - before) / passed.share
+                calls = round(CUT_CALLS * len(cuts) * part) + SUM_CALLS * bool(size)
+                done = builder.compute(phase, 0, batch, done, at - before, devices, calls=calls, called_share=part)
+                done = builder.collective("reduce", Collective("all_reduce", backend, devices, size * batch), done)
+                before = at
             if phase == "forward":
                 done = builder.compute("loss", 0, batch, done, count=devices)
         own = sum(part_bytes(footprint, cuts, 0)) / sum(footprint.parameter_bytes)
