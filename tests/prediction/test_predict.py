@@ -113,7 +113,6 @@ def test_slices_of_a_gpu_update_in_host_memory_at_its_measured_pace() -> None:
     slices = replace(cores, devices=(replace(core, host_memory_GBps=20.0),))
     profile, central = stevens_profile("linear"), strategy_of("central-storage")
     beside, on_host = (Predictor(profile, cluster).predict(central, 2, 20) for cluster in (cores, slices))
-    update = 7 * profile.parameter_bytes / 20e9 / 2
-    assert on_host.phases["update"] - beside.phases["update"] == pytest.approx(
-        update - Predictor(profile, cores).costs.seconds("update", 20) / 2, rel=1e-3
-    )
+    # Each of the two sums its half, reads two numbers and writes one, and updates it with Adam.
+    assert on_host.phases["update"] == pytest.approx((7 + 3) * profile.parameter_bytes / 20e9 / 2, rel=1e-3)
+    assert beside.phases["update"] < on_host.phases["update"]

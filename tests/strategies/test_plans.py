@@ -114,7 +114,9 @@ def test_gradients_leave_when_they_are_ready_and_not_when_their_bytes_would_say(
     plan = strategy_of("mirrored").plan(late, 2, 8)
     assert [step.share for step in plan.operations if step.phase == "backward"] == pytest.approx([0.1, 0.9])
     # Of three pieces of 16 MB two are complete with the first gradient, and the last only with the second.
-    served, unsynchronised = strategy_of("parameter-server"), strategy_of("parameter-server-async")
+    served, unsynchronised = (
+        strategy_of(f"{name}:piece_MB=16") for name in ("parameter-server", "parameter-server-async")
+    )
     for pieces in (served.plan(late, 2, 8), unsynchronised.plan(late, 1, 8)):
         shares = [step.share for step in pieces.operations if step.phase == "backward"]
         assert shares == pytest.approx([0.1, 0.0, 0.9])

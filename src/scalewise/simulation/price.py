@@ -27,7 +27,7 @@ def collective_seconds(collective: Collective, network: Network) -> float:
     if measured is not None:
         return measured
     pipelined = collective.backend == "nccl" and collective.operation in ("broadcast", "reduce")
-    if collective.ranks <= SEND_BY_SEND and not pipelined:
+    if collective.ranks <= SEND_BY_SEND and not pipelined and collective.bytes:
         return launch + _send_by_send(collective, network)
     return launch + _by_formula(collective, network)
 

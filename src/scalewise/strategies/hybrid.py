@@ -10,7 +10,7 @@ from scalewise.errors import UserError
 from scalewise.plan import Footprint, Plan, PlanBuilder
 from scalewise.strategies.alike_groups import AlikeGroups
 from scalewise.strategies.buckets import buckets_of
-from scalewise.strategies.cut_step import Pass, Sum, backward_pass, forward_pass, part_bytes
+from scalewise.strategies.cut_step import Pass, Sum, backward_pass, cut_calls, forward_pass, part_bytes
 from scalewise.strategies.cuts import Cut
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.schedules import schedule_of
@@ -166,14 +166,14 @@ class _Step:
         events: list[Sum | _Bucket] = [*passed.sums, *buckets]
         for event in sorted(events, key=lambda each: each.at):
             if isinstance(event, Sum) or event.at > before:  # buckets of all parts are ready at once
-                self._compute(phase, event.at - before)
+                self._compute_cut(phase, before, event.at, passed.share, event if isinstance(event, Sum) else None)
             before = event.at
             if isinstance(event, Sum):
                 self._sum(event)
             else:
                 ready = tuple(position for ends in self.done for position in ends) + last.get(event.part, ())
                 last[event.part] = self.groups.sum_across(self.builder, event.part, event.bytes, ready)
-        self._compute(phase, passed.share - before)
+        self._compute_cut(phase, before, passed.share, passed.share)
         return tuple(position for ends in last.values() for position in ends)
 
     def _sum(self, event: Sum) -> None:
@@ -182,9 +182,15 @@ class _Step:
             for first, samples, ends in zip(self.groups.firsts, self.samples, self.done, strict=True)
         ]
 
-    def _compute(self, phase: str, share: float = 1.0) -> None:
+    def _compute_cut(self, phase: str, start: float, stop: float, whole: float, then: Sum | None = None) -> None:
+        part = (stop - start) / whole
+        self._compute(phase, stop - start, calls=cut_calls(len(self.cuts), part, then), called_share=part)
+
+    def _compute(self, phase: str, share: float = 1.0, *, calls: int = 0, called_share: float = 0.0) -> None:
         self.done = [
-            self.builder.compute(phase, first, samples, ends, share, self.groups.alike(first))
+            self.builder.compute(
+                phase, first, samples, ends, share, self.groups.alike(first), calls=calls, called_share=called_share
+            )
             for first, samples, ends in zip(self.groups.firsts, self.samples, self.done, strict=True)
         ]
 

@@ -8,12 +8,9 @@ from typing import ClassVar
 
 from scalewise.collectives.collective import Collective
 from scalewise.plan import Footprint, Matrix, Plan, PlanBuilder
-from scalewise.strategies.cut_step import backward_pass, forward_pass, part_bytes
+from scalewise.strategies.cut_step import backward_pass, cut_calls, forward_pass, part_bytes
 from scalewise.strategies.cuts import Cut, declared_cuts, named_cuts
 from scalewise.strategies.strategy import Backend
-
-CUT_CALLS, SUM_CALLS = 10, 80
-"""To a device, as DTensor makes them: for a layer that is cut, each way, and for a sum of its parts."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +52,13 @@ class Tensor:
             ("backward", backward_pass(footprint.matrices, cuts)),
         ):
             before = 0.0
-            for at, size in (*((each.at, each.bytes) for each in passed.sums), (passed.share, 0)):
+            for each in (*passed.sums, None):
+                at = each.at if each else passed.share
                 part = (at - before) / passed.share
-                calls = round(CUT_CALLS * len(cuts) * part) + SUM_CALLS * bool(size)
+                calls = cut_calls(len(cuts), part, each)
                 done = builder.compute(phase, 0, batch, done, at - before, devices, calls=calls, called_share=part)
-                done = builder.collective("reduce", Collective("all_reduce", backend, devices, size * batch), done)
+                size = each.bytes * batch if each else 0
+                done = builder.collective("reduce", Collective("all_reduce", backend, devices, size), done)
                 before = at
             if phase == "forward":
                 done = builder.compute("loss", 0, batch, done, count=devices)

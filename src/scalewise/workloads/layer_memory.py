@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
@@ -38,9 +39,10 @@ def layers_of(
     """
     shapes = [((samples, *each.shape), each.dtype) for each in data.example()]
     try:
+        with torch.device("meta"):
+            model = workload.model()
         with _without_numbers(device, precision) as place:
-            with place:
-                model = workload.model()
+            _move(model, place)
             inputs, targets = (torch.empty(shape, dtype=dtype, device=place) for shape, dtype in shapes)
             watch = Watch(model, [inputs, targets], libraries_on(device, cuts or {}, least))
             with watch, _Attention(device):
@@ -64,6 +66,19 @@ def _without_numbers(device: torch.device, precision: str) -> Iterator[torch.dev
         return
     with FakeTensorMode():
         yield device
+
+
+def _move(model: nn.Module, place: torch.device) -> None:
+    """By hand: torch exchanges tensors that say where they are only where nothing else knows of them."""
+    moved: dict[Tensor | None, Tensor | None] = {None: None}
+    for module in model.modules():
+        for named in (module._parameters, module._buffers):
+            for name, tensor in named.items():
+                if tensor not in moved and tensor is not None:
+                    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
+                    trained = isinstance(tensor, nn.Parameter)
+                    moved[tensor] = nn.Parameter(empty, tensor.requires_grad) if trained else empty
+                named[name] = moved[tensor]  # type: ignore[assignment]
 
 
 class _Attention(TorchFunctionMode):
