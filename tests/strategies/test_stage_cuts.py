@@ -134,6 +134,12 @@ def test_what_a_stage_has_under_way_and_the_optimizer_decide_what_fits() -> None
     assert stage_ranges(model, [4, 4], room_bytes=3 * (4 * 8 + 40)) == even  # which fits nowhere, and is the least
 
 
+def test_a_section_that_fits_only_where_no_stage_is_left_empty_is_cut_by_memory() -> None:
+    """The first would need least on the last of three stages, which leaves nothing for those before it."""
+    model = [Section("large", 1, 1, 40, (1,), (1,)), *(Section(f"{at}", 1, 1, 1, (1,), (1,)) for at in range(2))]
+    assert stage_ranges(model, [3, 2, 1], room_bytes=50) == [range(1), range(1, 2), range(2, 3)]
+
+
 def test_measured_seconds_count_before_flops() -> None:
     model = [replace(each, seconds=seconds) for each, seconds in zip(sections(9, 1, 1), (1.0, 1.0, 2.0), strict=True)]
     assert stage_ranges(sections(9, 1, 1), [8, 8]) == [range(1), range(1, 3)]

@@ -128,15 +128,19 @@ def _held_by(section: Section, samples: int, copies: int) -> int:
 
 
 def _evenest(costs: Sequence[Sequence[float]], ends: Sequence[Sequence[int]] | None = None) -> float:
-    """The most of one stage, in the evenest cut; `costs` are, for every stage, those of all sections before each, and
-    of all."""
+    """The most of one stage, in the evenest cut that leaves none empty; `costs` are, for every stage, those of all
+    sections before each, and of all."""
+    count = len(costs[0]) - 1
 
     def is_enough(limit: float) -> bool:
         at = 0
         for stage, before in enumerate(costs):
             reached = bisect_right(before, before[at] + limit) - 1
-            at = min(reached, ends[stage][at]) if ends else reached
-        return at == len(costs[0]) - 1
+            reached = min(reached, ends[stage][at] if ends else count, count - (len(costs) - 1 - stage))
+            if reached <= at:
+                return False
+            at = reached
+        return at == count
 
     low, high = 0.0, float(max(before[-1] for before in costs))
     for _ in range(HALVINGS):
