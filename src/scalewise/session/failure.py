@@ -29,7 +29,14 @@ SYMPTOMS: frozenset[Kind] = frozenset({"timeout", "lost"})
 # gloo raises plain RuntimeErrors, and so does DDP of what a hook raised: their words are all there is to go by.
 _LIBRARY_WORDS = ("gloo", "nccl", "processgroup", "tcpstore", "scalewise ring")
 _TIMEOUT_WORDS = ("timed out", "timeout")
-_LOST_WORDS = ("connection closed", "connection reset", "broken pipe", "connection refused", "remote process exited")
+_LOST_WORDS = (
+    "connection closed",
+    "connection reset",
+    "broken pipe",
+    "connection refused",
+    "remote process exited",
+    "pair is not connected",
+)
 _NOT_THE_USERS = (
     str(Path(scalewise.__file__).parent),
     "site-packages",

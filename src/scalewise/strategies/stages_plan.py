@@ -14,6 +14,8 @@ from scalewise.strategies.stage_cuts import costs_of
 from scalewise.strategies.strategy import Backend
 
 NOTICE_BYTES = 1
+PASS_CALLS = 50
+"""To a device, to start a stage's forward or backward with what has arrived."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class StagesPlan:
         share = self._shares[work.stage]
         if work.phase == "backward" and self.recompute:
             before = builder.compute("forward", rank, self.samples, before, share)
-        done = builder.compute(work.phase, rank, self.samples, before, share)
+        done = builder.compute(work.phase, rank, self.samples, before, share, calls=PASS_CALLS)
         if work.phase == "forward" and work.stage == len(self.ranges) - 1:
             done = builder.compute("loss", rank, self.samples, done)
         return done
