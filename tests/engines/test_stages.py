@@ -49,7 +49,9 @@ def assert_alike(found: Path, expected: Path) -> None:
     mine, theirs = state(found), state(expected)
     assert set(mine) == set(theirs)
     for name, tensor in theirs.items():
-        torch.testing.assert_close(mine[name], tensor, rtol=0, atol=1e-10, msg=f"{name} differs")
+        # Where a gradient is nothing but rounding, Adam makes a step of it, and a GPU rounds otherwise.
+        atol = 1e-10 if HERE.type == "cpu" else 1e-6
+        torch.testing.assert_close(mine[name], tensor, rtol=0, atol=atol, msg=f"{name} differs")
 
 
 @pytest.mark.parametrize(

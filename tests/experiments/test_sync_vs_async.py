@@ -155,7 +155,7 @@ def test_a_run_that_failed_with_one_seed_leaves_the_others_to_compare() -> None:
     failed = trial_of((4, 0.1, 2, 0.1), seed=1)
     failed = replace(failed, ran={"A": {**failed.ran["A"], SYNCHRONOUS: Ran([], reason="did not come through: x")}})
     said = findings([trial_of((4, 0.1, 2, 0.1)), failed])
-    assert said[0].endswith("asynchronous training with A.")
+    assert said[0].endswith("with every seed that was compared: asynchronous training with A (1 of 2 seeds).")
     assert said[1] == "Seed 1: With A, nothing can be compared: synchronously, training did not come through: x."
     assert "took 4 s synchronously and 2 s asynchronously: synchronous training took 2.00 times as long." in said[2]
 

@@ -96,6 +96,7 @@ def test_a_worker_that_dies_is_dropped_and_the_others_finish(tmp_path: Path) -> 
     assert result.updates is not None
     assert result.updates.applied == result.updates.acknowledged
     assert result.updates.by_worker[1] == 3  # it died in its fourth
+    assert result.updates.seen_by_workers == result.updates.applied - 3  # as those that are left count them
     assert result.updates.applied == 3 * 40 - 1  # only what it had in hand is lost
     assert any("worker 1 was killed (signal 9); the others went on" in note for note in result.notes)
     assert result.updates.batches == 40

@@ -10,6 +10,9 @@ RING = "ring"
 """The operation's name under which our own ring all-reduce is measured."""
 
 
+HOST_UPDATE_GBps = 10.0
+
+
 @dataclass(frozen=True)
 class Device:
     """One kind of device, and how many of it every host has."""
@@ -97,6 +100,11 @@ class Cluster:
     def has_gpus(self) -> bool:
         """Else devices are cores of the host, which nobody has to tell what to do."""
         return self.backend == "nccl" or self.devices[0].host_memory_GBps is not None
+
+    @property
+    def host_GBps(self) -> float | None:
+        """What a GPU's process moves in host memory, assumed where it was not measured; None for cores of the host."""
+        return (self.devices[0].host_memory_GBps or HOST_UPDATE_GBps) if self.has_gpus else None
 
     def device_at(self, place: int) -> Device:
         """The kind of the device at this place of a host."""

@@ -7,6 +7,7 @@ others        scatter  broadcast  forward  gather  idle  scatter  backward  redu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from scalewise.engines.eager import EagerEngine
 from scalewise.engines.engine import Engine, Job
 from scalewise.engines.holding import HoldsWhole
 from scalewise.errors import UserError
-from scalewise.step.feed import Batch, make_feed
+from scalewise.step.feed import Batch, kept_bytes, make_feed
 from scalewise.step.flat import flatten_parameters, trainable, views_of
 from scalewise.step.left_out import is_left_out, make_model, refuse_unreached
 from scalewise.step.losses import sum_losses
@@ -32,7 +33,7 @@ def build(strategy: DataParallel, job: Job) -> Engine:
     model = make_model(job.workload, job.data).to(job.place.device)
     if strategy.engine == "threads":
         _refuse_left_out(model)
-        feed = make_feed(job.data, job.settings.load, job.place.device)
+        feed = make_feed(job.data, job.settings.load, job.place.device, _yet_to_come(model, job))
         return EagerEngine(job, model, feed, nn.DataParallel(model, list(range(job.place.gpus))))
     if job.settings.accumulate > 1:
         raise UserError(
@@ -50,6 +51,11 @@ def _refuse_left_out(model: nn.Module) -> None:
             )
 
 
+def _yet_to_come(model: nn.Module, job: Job) -> int:
+    """Gradients and states, beside weights that are on the device already."""
+    return kept_bytes(model, job.optimizer) - sum(each.nbytes for each in chain(model.parameters(), model.buffers()))
+
+
 class RanksEngine(HoldsWhole):
     """A process per device; only rank 0 has data, loss and optimizer."""
 
@@ -59,7 +65,8 @@ class RanksEngine(HoldsWhole):
         self.job = job
         self.model = model
         root, world = job.place.rank == 0, job.place.world
-        self.feed = make_feed(job.data, job.settings.load, job.place.device) if root else None
+        yet_to_come = _yet_to_come(model, job)
+        self.feed = make_feed(job.data, job.settings.load, job.place.device, yet_to_come) if root else None
         self.optimizer = make_optimizer(job.optimizer, model.parameters(), job.learning_rate) if root else None
         self.trainable = trainable(model)
         self.parameters = flatten_parameters(model)

@@ -23,7 +23,7 @@ from scalewise.engines.engine import Engine, Job
 from scalewise.engines.parts import HoldsParts, Pieces, chunk_sizes
 from scalewise.errors import UserError
 from scalewise.step.clock import Clock
-from scalewise.step.feed import Feed, make_feed
+from scalewise.step.feed import Feed, kept_bytes, make_feed
 from scalewise.step.optimizers import make_optimizer, refuse_unless_elementwise
 from scalewise.step.shards import Shard, shards_of
 from scalewise.strategies.sharded import Sharded
@@ -40,7 +40,8 @@ def build(_: Sharded, job: Job) -> Engine:
     model = job.workload.model()
     _refuse_what_cannot_be_sharded(model)
     _refuse_uses_without_a_call(job, model)
-    feed = make_feed(job.data, job.settings.load, job.place.device)
+    own = kept_bytes(model, job.optimizer) // job.place.world
+    feed = make_feed(job.data, job.settings.load, job.place.device, own)
     return ShardedEngine(job, model, feed)
 
 

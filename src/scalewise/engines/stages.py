@@ -77,7 +77,9 @@ class HoldsStages:
         self.first, self.last = 0 in self.stages, count - 1 in self.stages
         parameters = [each for stage in self.stages.values() for each in stage.parameters() if each.requires_grad]
         self.optimizer = make_optimizer(job.optimizer, parameters, job.learning_rate) if parameters else None
-        self.feed = make_feed(job.data, job.settings.load, place.device) if self.first or self.last else None
+        yet_to_come = (1 + OPTIMIZER_COPIES.get(job.optimizer, 0)) * sum(each.nbytes for each in parameters)
+        ends = self.first or self.last
+        self.feed = make_feed(job.data, job.settings.load, place.device, yet_to_come) if ends else None
         self.wire = Wire(place.device) if len(line.ranks) > 1 else None
         self.seen: list[Tensor] = []
         self.steps = 0

@@ -15,7 +15,7 @@ from scalewise.engines.groups import groups_of
 from scalewise.engines.parts import HoldsParts
 from scalewise.engines.replicas import data_parallel
 from scalewise.errors import UserError
-from scalewise.step.feed import Feed, make_feed
+from scalewise.step.feed import Feed, kept_bytes, make_feed
 from scalewise.step.optimizers import refuse_unless_elementwise
 from scalewise.strategies.cuts import Cut
 from scalewise.strategies.tensor import Tensor as TensorStrategy
@@ -34,7 +34,7 @@ def build_groups(strategy: TensorStrategy, job: Job, parts: int) -> Engine:
     model = job.workload.model()
     cuts = strategy.cuts(matrices_of(model), parts)
     refuse_shared(model, cuts)
-    feed = make_feed(job.data, job.settings.load, job.place.device)
+    feed = make_feed(job.data, job.settings.load, job.place.device, kept_bytes(model, job.optimizer) // parts)
     return TensorEngine(job, model, feed, cuts, parts, checked=bool(strategy.columns) or is_said_by_others(model))
 
 

@@ -155,9 +155,12 @@ def _choice(compared: Mapping[str, Sequence[Times]], trials: Sequence[Trial]) ->
     sooner: dict[str, list[str]] = {key: [] for key in ("asynchronous", "synchronous", "even", "neither", "open")}
     for name, each in compared.items():
         who = {winner(times) for times in each}
-        sooner[who.pop() if len(who) == 1 else "open"].append(name)
+        few = f" ({len(each)} of {len(trials)} seeds)" if len(each) < len(trials) else ""
+        sooner[who.pop() if len(who) == 1 else "open"].append(name + few)
     loss = f"loss {aimed_for(trials)}"
-    seeds = f" with every one of {len(trials)} seeds" if len(trials) > 1 else ""
+    of_all = all(len(each) == len(trials) for each in compared.values())
+    every = f" with every one of {len(trials)} seeds" if of_all else " with every seed that was compared"
+    seeds = every if len(trials) > 1 else ""
     chosen = [f"{who} training with {listed(sooner[who])}" for who in _NAMES[::-1] if sooner[who]]
     said = [
         *([f"Sooner at {loss}{seeds}: {'; '.join(chosen)}."] if chosen else []),

@@ -11,6 +11,7 @@ from typing import TypeVar
 from scalewise.results.statistics import critical_value
 
 RARE, SURE = 2.326, 1.96
+SEVERAL = 5
 """Standard deviations of a normal variable: one cell of a hundred like the others has visits further apart, and one
 kind of cells of twenty like the others differs by as much from them."""
 ROUNDS = 20
@@ -30,11 +31,13 @@ class Spread:
         """How far the 95 % interval of the mean of a cell's visits reaches.
 
         A cell is believed to be no steadier than the others, and may be less so: where its own visits are further
-        apart, they count, and where they hardly ever would be in a cell like the others, they alone do.
+        apart, they count. Where they are so far apart, or several of them so close, as they hardly ever would be in a
+        cell like the others, they alone do.
         """
         centre, count = fmean(levels), len(levels)
         own = spread_of(levels)
-        if own**2 > _chi_squared(count - 1, RARE) * self.part**2:
+        steady = count >= SEVERAL and own**2 < _chi_squared(count - 1, -RARE) * self.part**2
+        if steady or own**2 > _chi_squared(count - 1, RARE) * self.part**2:
             reach = critical_value(count - 1) * own
         else:
             reach = critical_value(self.degrees_of_freedom) * max(self.part, own)

@@ -47,13 +47,12 @@ class Costs:
         return self._found[key]
 
     def busy_seconds(self, phase: str, samples: int) -> float:
-        """Of those, what goes by the sample; of the rest a device that has to be told what to do may only wait."""
-        first, last = self.steps[0], self.steps[-1]
-        seconds = self.seconds(phase, samples)
-        if first is last or phase not in COMPUTE:
-            return seconds
-        by_sample = (self.seconds(phase, last.batch) - self.seconds(phase, first.batch)) / (last.batch - first.batch)
-        return min(seconds, max(0.0, by_sample) * samples)
+        """Of those, what a device takes that is told in time what to do, as at the largest batch: the rest it may
+        only wait."""
+        if len(self.steps) == 1:
+            return self.seconds(phase, samples)
+        largest = self.steps[-1].batch
+        return min(self.seconds(phase, samples), self.seconds(phase, largest) / largest * samples)
 
     def compute_seconds(self, samples: int) -> float:
         return sum(self.seconds(phase, samples) for phase in COMPUTE)

@@ -31,9 +31,8 @@ from scalewise.timeline import Timeline
 
 Bottleneck = Literal["network", "compute", "launch", "input", "memory", "idle"]
 UPDATED_ON_HOST = {"parameter-server", "parameter-server-async", "central-storage"}
-UPDATE_PASSES, HOST_UPDATE_GBps = 7, 10.0
-"""Adam reads four numbers and writes three for each parameter; what a process moves in host memory is assumed where it
-was not measured."""
+UPDATE_PASSES = 7
+"""Adam reads four numbers and writes three for each parameter."""
 FOLLOWED = 16
 """Devices that are simulated one by one, at most, where they are workers of a server or a root, or of a hybrid."""
 LAUNCHING = 0.85
@@ -165,8 +164,8 @@ class Predictor:
 
     def _seconds_with_host(self, phase: str, samples: int) -> float:
         if phase == "update":
-            GBps = self.cluster.devices[0].host_memory_GBps or HOST_UPDATE_GBps
-            return UPDATE_PASSES * self.profile.parameter_bytes / (GBps * 1e9)
+            assert self.cluster.host_GBps is not None
+            return UPDATE_PASSES * self.profile.parameter_bytes / (self.cluster.host_GBps * 1e9)
         return self.costs.seconds(phase, samples)
 
     def predict(

@@ -14,7 +14,7 @@ from scalewise.prediction.held import Held, LayerMemory, Layers, Run, Turn, weig
 from scalewise.strategies.filling import Filling
 from scalewise.strategies.layers import Layers as OneByOne
 from scalewise.strategies.pipeline import Pipeline
-from scalewise.strategies.schedules import Work, schedule_of
+from scalewise.strategies.schedules import Work, most_under_way, schedule_of
 
 
 class Conduct(NamedTuple):
@@ -38,8 +38,6 @@ class _Stage:
     rests_bytes: int
     """Of a micro-batch that is neither in forward nor in backward."""
     put_out_bytes: int
-    loss_bytes: int
-    """That the loss keeps."""
     sent_bytes: int = 0
     """Of a micro-batch that is through, what stays until the step is over."""
 
@@ -57,7 +55,7 @@ def held_of_stages(
     homes = [number for number in range(len(ranges)) if number % run.devices == rank]
     within = _sections_of(layers, sections)
     count = len({each.microbatch for each in work})
-    in_flight = _most_in_flight(work)
+    in_flight = most_under_way([work], len(ranges))
     own: list[LayerMemory] = []
     stages: dict[int, _Stage] = {}
     messages = returned = 0
@@ -73,7 +71,7 @@ def held_of_stages(
         stays = count > 1 and how.sent_stays and not run.through_host
         stages[number] = _stage_of(alone, len(own), put_out, sent if stays else 0, how.recompute)
         own += alone
-        messages += (in_flight if run.through_host else count) * came
+        messages += (in_flight[number] if run.through_host else count) * came
         if count > 1 and not run.through_host:
             messages += count * coming + (0 if stays else goes_back)
         else:
@@ -100,7 +98,6 @@ def _stage_of(alone: Sequence[LayerMemory], start: int, put_out: int, sent: int,
         weights_of(tuple(alone)),
         put_out + loss_kept if recompute else sum(layer.kept_bytes for layer in alone),
         put_out,
-        loss_kept,
         sent,
     )
 
@@ -182,14 +179,6 @@ def _sections_of(layers: Layers, sections: Sequence[Section]) -> list[int]:
         at = len(sections) - 1 if not layer.module else max(named, default=max(at, by_weight))
         found.append(at)
     return found
-
-
-def _most_in_flight(work: Sequence[Work]) -> int:
-    now = most = 0
-    for each in work:
-        now += 1 if each.phase == "forward" else -1
-        most = max(most, now)
-    return most
 
 
 def held_of_layers(strategy: OneByOne, rank: int, run: Run, layers: Layers) -> Held:

@@ -44,7 +44,7 @@ class Staleness:
     mean: float
     max: int
     histogram: dict[int, int]
-    """Versions -> how often; it sums to the updates times the servers."""
+    """Versions -> how often; it sums to the updates times the servers, but for pushes cut short by a death."""
 
 
 @dataclass(frozen=True)

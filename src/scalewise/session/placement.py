@@ -13,8 +13,8 @@ from scalewise.spec import unknown
 DEVICE_KINDS = ("cpu", "cuda", "slice", "auto")
 LONGEST_TIMEOUT_SECONDS = 1_000_000
 MOST_SERVERS = 32
-"""As many as were seen to train, started within half a minute on two busy cores: each is a process with a line, and a
-thread, for every worker."""
+"""As many as were seen to train, started within half a minute on two busy cores: each is a process with a line, and
+threads, for every worker."""
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,12 @@ def states_of_all(rank: int, world: int) -> list[States]:
 
 def states() -> States:
     found = {"cpu": torch.get_rng_state()}
-    return found | {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else found
+    # A rank of the CPU on a machine with a GPU has no context there, and needs none.
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return found | {"cuda": torch.cuda.get_rng_state()} if on_gpu else found
 
 
 def _set(found: States) -> None:
     torch.set_rng_state(found["cpu"])
-    if "cuda" in found and torch.cuda.is_available():
+    if "cuda" in found and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(found["cuda"])

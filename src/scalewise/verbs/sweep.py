@@ -96,6 +96,7 @@ class Sweep:
                     self._visit(trial)
             self._settle()
         for trial in [*self.pending, *self.window]:
+            trial.remember_forgotten()
             if trial.interval.n:
                 self._record(trial, trial.measurement(self.goal))
         self.waiting.extendleft(trial.task for trial in reversed(self.window))
@@ -164,6 +165,7 @@ class Sweep:
         if self.standard and not self.reference.due() and not at_the_end:
             return
         moved = self._moved()
+        in_time = perf_counter() < self.deadline
         for trial in self.pending + self.window:
             if moved and in_time and trial.cell.protocol == "quick" and trial.retimed < MOST_RETIMED:
                 trial.forget_unsettled()

@@ -42,6 +42,8 @@ class Trial:
     settled: int = 0
     retimed: int = 0
     drifted: bool = False
+    forgotten: list[Timed] = field(default_factory=list)
+    """While the machine moved: better than nothing, where there is no time for it again."""
     usual: Spread | None = None
     """Of visits to the cells of its sweep."""
     started: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
@@ -98,8 +100,13 @@ class Trial:
         return progress(self.interval, len(self.counted), self.spent_seconds, goal, self.usual)
 
     def forget_unsettled(self) -> None:
+        self.forgotten = self.seen[self.settled :]
         del self.seen[self.settled :]
         self.retimed += 1
+
+    def remember_forgotten(self) -> None:
+        if not self.seen and self.forgotten:
+            self.seen, self.drifted = self.forgotten, True
 
     def measurement(self, goal: Goal) -> Measurement:
         last, interval, cell = self.seen[-1], self.interval, self.cell

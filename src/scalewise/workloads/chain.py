@@ -132,6 +132,7 @@ def chain_through(parts: Sequence[Part], inputs: Tensor) -> Weighed:
             if not together:
                 before, kept, begun = counter.get_total_flops(), seen.bytes, operations.count
             value = part.module(value)
+            done = operations.count
             together.append(part)
             try:
                 borders.append(_border(part, value, count))
@@ -152,7 +153,7 @@ def chain_through(parts: Sequence[Part], inputs: Tensor) -> Weighed:
                     passed_bytes=tuple(each.bytes for each in borders[-1].tensors),
                     returned_bytes=tuple(each.bytes for each in borders[-1].tensors if each.learns),
                     frozen_bytes=sum(each.nbytes for each in new if not each.requires_grad),
-                    operations=operations.count - begun,
+                    operations=done - begun,
                 )
             )
     return Weighed(tuple(joined), tuple(sections), tuple(borders), tuple(blocked))

@@ -23,6 +23,7 @@ from scalewise.workloads.chain import (
     whole_part,
 )
 from scalewise.workloads.chain_trial import refuse_another_model
+from scalewise.workloads.reached import dice_alike
 from scalewise.workloads.workload import Workload
 
 
@@ -69,7 +70,8 @@ def cuttable_of(workload: Workload, data: Data, model: nn.Module, stages: int, c
     from scalewise.workloads.exported import evaluated_otherwise, exported_chain  # takes seconds to load
 
     exported = exported_chain(workload, model, example_of(data, size, "cpu"), names)
-    with torch.random.fork_rng(devices=[]):
+    with dice_alike(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
         weighed = chain_through(exported, example_of(data, size, "cpu"))
         for part in weighed.parts:
             part.module.eval()
@@ -90,11 +92,15 @@ def _cuttable(weighed: Weighed, parts: tuple[Part, ...], names: list[str], fixed
 
 
 def _weighed(workload: Workload, data: Data, parts: tuple[Part, ...]) -> Weighed:
-    """On the meta device, else with real samples through the parts themselves."""
-    try:
-        with torch.device("meta"):
-            like = chain_of(workload, workload.model())
-        return chain_through(like, example_of(data, WEIGHED, "meta"))
-    except Exception:  # whatever a model does with real numbers only; if it fails on the CPU too, that is its error
-        with torch.random.fork_rng(devices=[]):
-            return chain_through(parts, example_of(data, WEIGHED, "cpu"))
+    """On the meta device, else with real samples through the parts themselves; alike on every rank, which all have to
+    cut at the same places."""
+    with dice_alike():
+        try:
+            with torch.device("meta"):
+                like = chain_of(workload, workload.model())
+            return chain_through(like, example_of(data, WEIGHED, "meta"))
+        except Exception:  # whatever a model does with real numbers only; if it fails on the CPU too, that is its error
+            pass
+    with dice_alike(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return chain_through(parts, example_of(data, WEIGHED, "cpu"))

@@ -72,13 +72,15 @@ def _move(model: nn.Module, place: torch.device) -> None:
     """By hand: torch exchanges tensors that say where they are only where nothing else knows of them."""
     moved: dict[Tensor | None, Tensor | None] = {None: None}
     for module in model.modules():
-        for named in (module._parameters, module._buffers):
+        plain = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+        for named in (module._parameters, module._buffers, plain):
             for name, tensor in named.items():
                 if tensor not in moved and tensor is not None:
                     empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
                     trained = isinstance(tensor, nn.Parameter)
                     moved[tensor] = nn.Parameter(empty, tensor.requires_grad) if trained else empty
                 named[name] = moved[tensor]  # type: ignore[assignment]
+        vars(module).update(plain)
 
 
 class _Attention(TorchFunctionMode):
