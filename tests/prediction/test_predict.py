@@ -116,3 +116,11 @@ def test_slices_of_a_gpu_update_in_host_memory_at_its_measured_pace() -> None:
     # Each of the two sums its half, reads two numbers and writes one, and updates it with Adam.
     assert on_host.phases["update"] == pytest.approx((7 + 3) * profile.parameter_bytes / 20e9 / 2, rel=1e-3)
     assert beside.phases["update"] < on_host.phases["update"]
+
+
+def test_a_short_last_batch_of_a_pipeline_takes_as_long_as_the_others() -> None:
+    """Its micro-batches are filled up; no batch of four has sixteen."""
+    predictor = Predictor(stevens_profile("conv"), BOX)
+    asked = strategy_of("pipeline:microbatches=16")
+    predicted = predictor.predict(asked, 2, 32, samples=100)
+    assert predicted.epoch_seconds == pytest.approx(4 * predicted.seconds)

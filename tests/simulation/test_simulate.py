@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -186,3 +187,43 @@ def test_waiting_is_named_after_what_is_waited_for() -> None:
     step = Simulator(Network(BOX, packed(BOX, 2)), FREE).simulate(builder.plan(), seconds)
     waits = [(span.phase, span.seconds) for span in step.timeline.spans if span.rank == 1 and span.lane == "compute"]
     assert waits == [("gather", pytest.approx(1, rel=1e-3)), ("idle", pytest.approx(1)), ("backward", 3)]
+
+
+HANDED_OVER = replace(BOX, backend="gloo", devices=(replace(DEVICE, launch_us=1e6, host_memory_GBps=1.0),))
+"""GPUs whose ranks talk through the host, which takes a second for every call, and moves 1 GB/s in its memory."""
+
+
+def worked(cluster: Cluster, **options: Any) -> float:
+    builder = PlanBuilder()
+    builder.compute("forward", 0, 8, share=0.5, **options)
+    return Simulator(Network(cluster, packed(cluster, 2)), FREE).simulate(builder.plan(), seconds).step_seconds
+
+
+def test_calls_of_a_host_that_hands_over_count_and_others_are_made_in_time() -> None:
+    """Forward of 8 samples is 2 s, of which a half is asked for."""
+    assert worked(HANDED_OVER) == pytest.approx(1)
+    assert worked(HANDED_OVER, calls=3) == pytest.approx(1 + 3)
+    for others in (BOX, replace(HANDED_OVER, devices=(replace(DEVICE, launch_us=1e6),))):
+        assert worked(others, calls=3, called_share=1.0) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("called_share", "calls", "expected"), [(1.0, 0, 1.0), (8.0, 0, 2.0), (1.0, 3, 3.25)])
+def test_calls_are_hidden_behind_compute_that_takes_longer(called_share: float, calls: int, expected: float) -> None:
+    """A sample, which is all calling, takes 0.25 s."""
+    assert worked(HANDED_OVER, called_share=called_share, calls=calls) == pytest.approx(expected)
+
+
+def test_what_is_moved_in_host_memory_goes_at_its_pace() -> None:
+    assert worked(HANDED_OVER, moved_bytes=3 * GB) == pytest.approx(1, abs=1e-6)
+    assert worked(HANDED_OVER, moved_bytes=3 * GB, in_host_memory=True) == pytest.approx(1 + 3)
+    assert worked(replace(BOX, devices=(DEVICE,)), moved_bytes=GB, in_host_memory=True) == pytest.approx(1 + 0.1)
+
+
+def test_who_meets_sends_nothing_and_waits_a_ring_of_delays() -> None:
+    slow = replace(BOX, links=(replace(BOX.links[0], latency_us=1e6),))
+    builder = PlanBuilder()
+    builder.meet(4, "nccl", builder.compute("forward", 0, 8, count=4))
+    plan = builder.plan()
+    assert plan.bytes_per_step == 0
+    assert Simulator(Network(slow, packed(slow, 4)), FREE).simulate(plan, seconds).step_seconds == pytest.approx(2 + 6)
+    assert builder.meet(1, "nccl", (0,)) == (0,)

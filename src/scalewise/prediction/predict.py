@@ -24,6 +24,7 @@ from scalewise.strategies.alike_workers import alike_workers_plan
 from scalewise.strategies.data_parallel import DataParallel
 from scalewise.strategies.hybrid import Hybrid
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
+from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.registry import STRATEGIES
 from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy, batch_shares, servers_of
@@ -182,7 +183,9 @@ class Predictor:
         phases |= {"pull": phases.get("pull", 0.0) + waited} if waited else {}
         full, rest = divmod(samples or self.profile.samples_per_epoch, batch)
         self._steps[strategy, devices, batch, layout] = seconds
-        last = self._seconds(strategy, devices, rest, layout) if rest else 0.0
+        # A pipeline fills up its last batch to as many micro-batches.
+        shorter = batch if isinstance(strategy, Pipeline) else rest
+        last = self._seconds(strategy, devices, shorter, layout) if rest else 0.0
         per_device = -(-batch // devices)
         worked_on = max(each.samples for each in step.operations if each.phase == "forward")
         spread = self.costs.spread(worked_on)

@@ -236,9 +236,9 @@ def _straggler(outcomes: list[Outcome]) -> list[str]:
 
 
 def samples_per_second(outcomes: list[Outcome], batch: int) -> float | None:
-    """Of the steps after the warm-up: their samples over the wall time in which they were made, as for asynchronous
+    """Of the steps after the warm-up: their samples over the time in which they were made, as for asynchronous
     workers. Not a batch over the median step, which leaves out what slow steps cost."""
-    seconds = slowest([outcome.step_seconds for outcome in outcomes])
+    seconds = max((outcome.step_seconds for outcome in outcomes), key=sum)
     warm_up = len(outcomes[0].all_seconds) - len(outcomes[0].step_seconds)
     samples = _samples_of_steps(outcomes[0], batch)[warm_up : warm_up + len(seconds)]
     return sum(samples) / sum(seconds) if seconds else None
