@@ -160,6 +160,17 @@ def test_a_run_that_failed_with_one_seed_leaves_the_others_to_compare() -> None:
     assert "took 4 s synchronously and 2 s asynchronously: synchronous training took 2.00 times as long." in said[2]
 
 
+def test_a_seed_without_a_loss_to_aim_for_is_left_out(tmp_path: Path) -> None:
+    whole = {"equal devices": {SYNCHRONOUS: falling(10), ASYNCHRONOUS: falling(8, staleness=1.0)}}
+    failed = {"equal devices": {**whole["equal devices"], SYNCHRONOUS: Ran([], reason="did not come through: x")}}
+    result = conclude(tmp_path, {0: whole, 1: failed}, "2 cores of a machine", 4)
+    assert "Seed 1 is left out: the synchronous run on equal devices did not come through: x." in result.findings
+    assert result.failed == 1
+    assert [each["seed"] for each in result.data["seeds"]] == [0]
+    with pytest.raises(RunFailed, match="on equal devices did not come through"):
+        conclude(tmp_path, {0: failed, 1: failed}, "2 cores of a machine", 4)
+
+
 def test_several_seeds_in_one_table_and_figure(tmp_path: Path) -> None:
     def done(seconds: float, last: float) -> sync_vs_async.Done:
         late = falling(seconds, staleness=1.0)
