@@ -15,7 +15,8 @@ from scalewise.errors import UserError
 from scalewise.session.placement import Placement
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
-from scalewise.training.loop import Outcome, train_on
+from scalewise.training.loop import train_on
+from scalewise.training.outcome import Outcome
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs.opening import open_session

@@ -16,7 +16,8 @@ from scalewise.engines.engine import Place
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 from scalewise.strategies.strategy import Strategy
-from scalewise.training.loop import Outcome, train_on
+from scalewise.training.loop import train_on
+from scalewise.training.outcome import Outcome
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs.outcomes import bytes_per_step

@@ -13,7 +13,8 @@ from scalewise.data.data import DataRequest
 from scalewise.engines.engine import Place
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
-from scalewise.training.loop import Outcome, train_on
+from scalewise.training.loop import train_on
+from scalewise.training.outcome import Outcome
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs.outcomes import bytes_per_step, memory_of

@@ -9,7 +9,7 @@ import pytest
 from scalewise.data.data import DataRequest
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
-from scalewise.training.loop import Outcome
+from scalewise.training.outcome import Outcome
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from tests.conftest import DEVICE_KIND, SessionOf

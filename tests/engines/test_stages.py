@@ -19,7 +19,8 @@ from scalewise.step.clock import HostClock, Times
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.schedules import Kind, schedule_of
-from scalewise.training.loop import Outcome, train_on
+from scalewise.training.loop import train_on
+from scalewise.training.outcome import Outcome
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs.outcomes import bytes_per_step

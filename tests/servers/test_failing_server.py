@@ -11,7 +11,7 @@ from scalewise.session.failure import RankFailed
 from scalewise.session.placement import Placement
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
-from scalewise.training.loop import Report
+from scalewise.training.outcome import Report
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs.opening import open_session

@@ -12,7 +12,8 @@ from scalewise.data.data import DataRequest
 from scalewise.engines.engine import Place
 from scalewise.step.settings import Settings
 from scalewise.strategies.single import Single
-from scalewise.training.loop import Outcome, Report, train_on
+from scalewise.training.loop import train_on
+from scalewise.training.outcome import Outcome, Report
 from scalewise.training.request import Request
 from tests.command import Run, in_process
 

@@ -10,7 +10,7 @@ import scalewise
 from scalewise.data.data import DataRequest
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
-from scalewise.training.loop import Report
+from scalewise.training.outcome import Report
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from tests.conftest import SessionOf

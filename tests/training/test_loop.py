@@ -13,7 +13,7 @@ from torch import nn
 from scalewise.data.data import DataRequest
 from scalewise.errors import RunFailed
 from scalewise.step.shards import epoch_order
-from scalewise.training.loop import Report
+from scalewise.training.outcome import Report
 from tests import tiny
 from tests.training.conftest import Train
 

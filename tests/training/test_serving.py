@@ -21,7 +21,7 @@ from scalewise.session.placement import Placement
 from scalewise.session.served import ServedSession
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
-from scalewise.training.loop import Outcome, Report
+from scalewise.training.outcome import Outcome, Report
 from scalewise.training.request import Request
 from scalewise.training.serving import Holdings
 from scalewise.training.task import train_task

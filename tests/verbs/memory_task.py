@@ -7,7 +7,7 @@ import os
 from scalewise.servers.server import Served
 from scalewise.session.worker import Worker
 from scalewise.step.room import MEMORY_LIMIT
-from scalewise.training.loop import Outcome
+from scalewise.training.outcome import Outcome
 from scalewise.training.request import Request
 from scalewise.training.serving import serve_task
 from scalewise.training.task import Rank, train_task

@@ -10,7 +10,7 @@ from scalewise.session.placement import Placement
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.timeline import Span
-from scalewise.training.loop import Outcome, Update
+from scalewise.training.outcome import Outcome, Update
 from scalewise.training.request import Request
 from scalewise.verbs.outcomes import (
     curve_of,

@@ -12,7 +12,7 @@ import scalewise
 from scalewise.errors import UserError
 from scalewise.prediction.footprint import footprint_of
 from scalewise.results.profile import StepCost
-from scalewise.training.loop import Outcome
+from scalewise.training.outcome import Outcome
 from scalewise.verbs import profile as verb
 from scalewise.verbs.profiler import Profiler
 from tests import tiny

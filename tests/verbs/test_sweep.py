@@ -21,7 +21,7 @@ from scalewise.session.failure import Failure, RankFailed
 from scalewise.session.placement import Placement
 from scalewise.step.settings import Settings
 from scalewise.strategies.single import Single
-from scalewise.training.loop import Outcome
+from scalewise.training.outcome import Outcome
 from scalewise.training.request import Request
 from scalewise.verbs import sweep as sweep_module
 from scalewise.verbs.sweep import Progress, Sweep

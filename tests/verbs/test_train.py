@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 import scalewise
-from scalewise.training.loop import Report
+from scalewise.training.outcome import Report
 from tests import tiny
 from tests.data.conftest import write_wav
 

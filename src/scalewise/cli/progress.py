@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from scalewise.training.loop import Report
+    from scalewise.training.outcome import Report
 
 
 @contextmanager

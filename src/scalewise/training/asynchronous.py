@@ -26,7 +26,8 @@ from scalewise.step.room import Room
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.tracing import sockets
 from scalewise.training.evaluate import accuracy_of
-from scalewise.training.loop import Outcome, Report, Update, layers_to_plan
+from scalewise.training.loop import layers_to_plan
+from scalewise.training.outcome import Outcome, Report, Update
 from scalewise.training.pace import SECONDS_BETWEEN_REPORTS, at_intervals
 from scalewise.training.request import Request
 from scalewise.training.tickets import InHand, Part, Tickets

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
@@ -21,82 +19,21 @@ from scalewise.plan import Footprint
 from scalewise.prediction.held import LayerMemory, Run
 from scalewise.prediction.holdings import cuts_by, samples_at_a_time
 from scalewise.step.clock import Times, make_clock
-from scalewise.step.copies import Copied
 from scalewise.step.memory import PeakMemory
 from scalewise.step.precision import set_precision
 from scalewise.step.room import Room
 from scalewise.step.settings import MOST_PENDING_STEPS, steps_per_epoch
 from scalewise.step.shards import epoch_order
 from scalewise.step.streams import Stream, states_of_all
-from scalewise.timeline import Span
 from scalewise.tracing import sockets
-from scalewise.tracing.steps import StepTraffic
 from scalewise.training.checkpoint import Progress, load_checkpoint, progress_of, refuse_if_through, save_checkpoint
 from scalewise.training.evaluate import accuracy_of
 from scalewise.training.interrupt import Interrupt
+from scalewise.training.outcome import Outcome, Report
 from scalewise.training.pace import SECONDS_BETWEEN_REPORTS, at_intervals
 from scalewise.training.request import Request
 from scalewise.workloads.footprint import footprint_of
 from scalewise.workloads.layer_memory import layers_of
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a rank tells of a run under way."""
-
-    steps_done: int
-    steps: int
-    epoch: int
-    loss: float | None = None
-
-
-@dataclass(frozen=True)
-class Update:
-    """One update by one asynchronous worker; moments are of the machine's monotonic clock."""
-
-    ticket: int
-    epoch: int
-    samples: int
-    loss: float
-    started: float
-    ended: float
-
-
-@dataclass
-class Outcome:
-    """What one rank brings back."""
-
-    source: str
-    samples: int
-    parameters: int
-    execution: str
-    load: str
-    steps: int
-    why_streamed: str = ""
-    loss: float = math.nan
-    losses: list[float] = field(default_factory=list)
-    """Of every step, before its update."""
-    accuracy: float | None = None
-    epoch_seconds: list[float] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    """After the warm-up."""
-    all_seconds: list[float] = field(default_factory=list)
-    phases: dict[str, float] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-    peak_memory_bytes: int | None = None
-    traffic: StepTraffic = field(default_factory=StepTraffic)
-    copied: Copied | None = None
-    """Between host memory and the device, of a strategy that counts its copies."""
-    footprint: Footprint | None = None
-    layers: tuple[LayerMemory, ...] = ()
-    """What each holds of the device, over the samples that a rank works on at a time; empty: not known."""
-    interrupted: bool = False
-    resumed_at: int = 0
-    updates: list[Update] = field(default_factory=list)
-    """Of an asynchronous worker, as are the next two."""
-    acknowledged: int = 0
-    worker: int = 0
-    """Its number: those of workers that died are missing."""
 
 
 def train_on(place: Place, request: Request, report: Callable[[Report], None], *, evaluate: bool = True) -> Outcome:

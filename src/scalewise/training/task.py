@@ -10,7 +10,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from scalewise.engines.engine import Place
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.training.asynchronous import train_asynchronously
-from scalewise.training.loop import Outcome, Report, train_on
+from scalewise.training.loop import train_on
+from scalewise.training.outcome import Outcome, Report
 from scalewise.training.request import Request
 
 

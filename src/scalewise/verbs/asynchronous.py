@@ -8,7 +8,7 @@ from itertools import pairwise
 from scalewise.results.train import Staleness, Updates
 from scalewise.servers.server import Served
 from scalewise.step.settings import Settings, steps_per_epoch
-from scalewise.training.loop import Outcome, Update
+from scalewise.training.outcome import Outcome, Update
 
 
 def step_seconds(outcomes: list[Outcome]) -> list[float]:

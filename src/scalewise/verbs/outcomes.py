@@ -25,7 +25,7 @@ from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.strategy import Backend, Strategy
 from scalewise.timeline import Span, Timeline
-from scalewise.training.loop import Outcome
+from scalewise.training.outcome import Outcome
 from scalewise.training.request import Request
 
 WHOLE_BATCHES = ("layers", "tensor")

@@ -23,7 +23,7 @@ from scalewise.session.placement import Placement
 from scalewise.session.session import Session
 from scalewise.session.worker import Worker
 from scalewise.step.settings import Execution, Precision, Settings
-from scalewise.training.loop import Outcome
+from scalewise.training.outcome import Outcome
 from scalewise.verbs.describe import Description, describe
 from scalewise.verbs.outline import as_data, layer_costs
 from scalewise.verbs.profile_cache import Cached

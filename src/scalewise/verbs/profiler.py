@@ -12,7 +12,8 @@ from scalewise.session.inprocess import InProcess, LocalWorker
 from scalewise.step.ready import Watched
 from scalewise.step.settings import Settings
 from scalewise.strategies.single import Single
-from scalewise.training.loop import Outcome, train_on
+from scalewise.training.loop import train_on
+from scalewise.training.outcome import Outcome
 from scalewise.training.request import Request
 from scalewise.workloads.workload import Workload
 

@@ -23,7 +23,7 @@ from scalewise.results.measurement import Measurement
 from scalewise.results.statistics import Interval
 from scalewise.results.store import Store
 from scalewise.session.failure import RankFailed, smaller_batch
-from scalewise.training.loop import Report
+from scalewise.training.outcome import Report
 from scalewise.verbs.sessions import Sessions
 from scalewise.verbs.timing import Timed, time_steps, timed, timed_epochs
 from scalewise.verbs.trial import Task, Trial

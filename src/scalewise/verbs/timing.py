@@ -12,7 +12,8 @@ from scalewise.results.train import BytesPerStep
 from scalewise.session.placement import Placement
 from scalewise.step.memory import forget_peak_memory
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
-from scalewise.training.loop import Outcome, train_on
+from scalewise.training.loop import train_on
+from scalewise.training.outcome import Outcome
 from scalewise.training.request import Request
 from scalewise.training.task import Rank, train_task
 from scalewise.verbs import asynchronous

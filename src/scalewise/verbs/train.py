@@ -21,7 +21,7 @@ from scalewise.session.torchrun import under_torchrun
 from scalewise.step.settings import Execution, Precision, Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.strategy import batch_shares, options_of, servers_of
-from scalewise.training.loop import Outcome, Report
+from scalewise.training.outcome import Outcome, Report
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs import asynchronous
