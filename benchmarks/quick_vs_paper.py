@@ -2,7 +2,7 @@
 
     python benchmarks/quick_vs_paper.py
 
-Takes some 18 minutes of a quiet machine with two cores. The paper protocol takes minutes a cell, in which a machine
+Takes some 28 minutes of a quiet machine with two cores. The paper protocol takes minutes a cell, in which a machine
 with neighbours gets faster or slower. So both are taken in turn, cell by cell, on the same open ranks: a visit of
 quick, then a part of the paper's epochs (the first of each part is dropped), a visit, a part, ... as many visits as
 quick's budget has room for, spread over the parts.
@@ -47,7 +47,7 @@ from scalewise.verbs.sessions import Sessions
 from scalewise.verbs.timing import Timed, time_steps, timed, timed_epochs
 from scalewise.verbs.trial import Task, Trial
 
-CASES = {"linear": (500, (10, 20, 50, 100)), "conv": (24, (2, 3, 4, 6))}
+CASES = {"linear": (800, (10, 20, 50, 100)), "conv": (36, (2, 3, 4, 6))}
 """Samples per epoch, and global batches."""
 WANTED_PERCENT, WANTED_SHARE = 3.0, 0.1
 PARTS = 10
