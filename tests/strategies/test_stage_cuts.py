@@ -140,6 +140,19 @@ def test_a_section_that_fits_only_where_no_stage_is_left_empty_is_cut_by_memory(
     assert stage_ranges(model, [3, 2, 1], room_bytes=50) == [range(1), range(1, 2), range(2, 3)]
 
 
+def test_a_limit_that_can_be_kept_is_kept_where_later_stages_hold_less() -> None:
+    """It takes an uneven cut: the greediest first stages leave too much for the last."""
+    sizes = [(7, 7), (3, 3), (20, 30), (7, 46), (19, 16)]
+    model = [Section(str(at), 1, weights, kept, (1,), (1,)) for at, (weights, kept) in enumerate(sizes)]
+    samples = [4, 3, 2, 1]
+    stages = stage_ranges(model, samples, room_bytes=166)
+    held = [
+        sum((MODEL_COPIES + ADAM_COPIES) * sizes[at][0] + count * sizes[at][1] for at in stage)
+        for stage, count in zip(stages, samples, strict=True)
+    ]
+    assert max(held) <= 166
+
+
 def test_measured_seconds_count_before_flops() -> None:
     model = [replace(each, seconds=seconds) for each, seconds in zip(sections(9, 1, 1), (1.0, 1.0, 2.0), strict=True)]
     assert stage_ranges(sections(9, 1, 1), [8, 8]) == [range(1), range(1, 3)]

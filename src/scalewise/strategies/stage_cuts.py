@@ -107,7 +107,7 @@ def _balanced(
     held = [by_samples[count] for count in samples]
     """Of every stage, if it had all sections before each."""
     tenth = max(max(each[-1] for each in held) // 10, 1)
-    room = math.inf if room_bytes is None else max(room_bytes, math.ceil(_evenest(held)))
+    room = math.inf if room_bytes is None else max(room_bytes, _least_held(held))
     reach = {count: [bisect_right(each, start + room) - 1 for start in each] for count, each in by_samples.items()}
     ends = [reach[count] for count in samples]
     """How far a stage may reach that begins there."""
@@ -121,6 +121,12 @@ def _balanced(
 
     bounds = _best(len(sections), len(samples), worth)
     return tuple(range(first, end) for first, end in pairwise(bounds))
+
+
+def _least_held(held: Sequence[Sequence[int]]) -> int:
+    """By the fullest stage, in the cut that needs least."""
+    bounds = _best(len(held[0]) - 1, len(held), lambda stage, first, end: (held[stage][end] - held[stage][first], 0))
+    return max(held[stage][end] - held[stage][first] for stage, (first, end) in enumerate(pairwise(bounds)))
 
 
 def _held_by(section: Section, samples: int, copies: int) -> int:
