@@ -13,7 +13,7 @@ from scalewise.results.statistics import Interval, interval_of
 @pytest.mark.parametrize(
     ("seconds", "graph", "expected"),
     [
-        ([0.9, 0.3, 0.1, 0.1, 0.1, 0.1], False, 2),
+        ([0.9, 0.3, 0.1, 0.1, 0.1, 0.1], False, 3),
         ([0.03, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01], False, 3),
         ([0.001] * 200, False, 50),
         ([0.001] * 20, False, 10),
@@ -22,7 +22,7 @@ from scalewise.results.statistics import Interval, interval_of
         ([5.0], False, 0),
     ],
 )
-def test_the_warm_up_is_two_steps_or_a_twentieth_of_a_second_but_at_most_half(
+def test_the_warm_up_is_three_steps_or_a_twentieth_of_a_second_but_at_most_half(
     seconds: list[float], graph: bool, expected: int
 ) -> None:
     assert warm_up_of(seconds, graph) == expected
