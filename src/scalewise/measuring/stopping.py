@@ -25,8 +25,8 @@ LEAST_BLOCKS = 5
 first interval that happens to be narrow would end a cell, and be too narrow."""
 LEAST_BESIDE_OTHERS, KNOWN_FROM = 3, 8
 """Repeats that do where other cells tell how repeats differ, and the degrees of freedom from which on they do."""
-LEAST_STEPS = 3
-"""That count of a block: no fewer than are dropped, of which there are at most half."""
+LEAST_STEPS = 2
+"""Beside those that are dropped; half of a block's are never dropped, so that of the shortest blocks three count."""
 FIRST_STEPS, CAUTIOUS_STEPS = 8, 3
 """Of a first block: of cells expected to be quick, and of those about which nothing is known."""
 BLOCK_SECONDS = 1.5
