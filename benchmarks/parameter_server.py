@@ -209,16 +209,14 @@ def draw(rows: list[dict[str, object]], link: str, path: Path) -> None:
         axes.annotate(label, points[-1], xytext=(8, lower), textcoords="offset points", va="center", color=colour)
     axes.axhline(limit, color="#777777", linestyle=":", linewidth=1)
     axes.annotate(
-        "twice one transfer", (4.7, limit), xytext=(0, 4), textcoords="offset points", color="#777777", ha="right"
+        "twice one transfer", (0.92, limit), xytext=(0, 4), textcoords="offset points", color="#777777", fontsize=8
     )
     axes.set_xticks(range(1, len(rows) + 1))
     axes.set_xlim(0.9, 4.7)
     axes.set_ylim(0)
     axes.set_xlabel("workers, each on a host of its own")
     axes.set_ylabel("seconds per step")
-    axes.set_title(
-        f"Servers take longer with every worker, the ring does not (linear, {link} links)", fontsize=10, loc="left"
-    )
+    axes.set_title(f"A step with more workers: servers and the ring (linear, {link} links)", fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 
