@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-_BUFFER, _CPU, _CUDA = "buffer/", "random/cpu", "random/cuda"
+from scalewise.step.streams import set_states, states
+
+_BUFFER, _RANDOM = "buffer/", "random/"
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,8 @@ class Beside:
     by_step: bool
 
     def tell(self, model: nn.Module, step: int) -> None:
-        tensors = {_BUFFER + name: tensor for name, tensor in _buffers(model).items()} | {_CPU: torch.get_rng_state()}
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            tensors[_CUDA] = torch.cuda.get_rng_state()
+        tensors = {_BUFFER + name: tensor for name, tensor in _buffers(model).items()}
+        tensors |= {_RANDOM + kind: state for kind, state in states().items()}
         # Copies: safetensors takes no two tensors of one memory.
         content = save({name: tensor.cpu().clone() for name, tensor in tensors.items()})
         self.store.set(self._key(step), content)  # type: ignore[arg-type]
@@ -37,9 +37,8 @@ class Beside:
             self.store.delete_key(self._key(step))
         for name, tensor in _buffers(model).items():
             tensor.copy_(tensors[_BUFFER + name])
-        torch.set_rng_state(tensors[_CPU])
-        if _CUDA in tensors and torch.cuda.is_available():
-            torch.cuda.set_rng_state(tensors[_CUDA])
+        random = {name: tensor for name, tensor in tensors.items() if name.startswith(_RANDOM)}
+        set_states({name.removeprefix(_RANDOM): state for name, state in random.items()})
 
     def _key(self, step: int) -> str:
         return f"beside/{step}" if self.by_step else "beside"

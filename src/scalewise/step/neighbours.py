@@ -22,8 +22,7 @@ _PASSWORD_BYTES = 16
 _FIRST_WORDS_SECONDS = 5.0
 _WORTH_WAKING_BYTES = 512 * 1024
 """The kernel wakes who waits for so many, not for each of the 64 KB that the sender's side hands over: four ranks on
-two cores need a fifth less time for 4 MB. Not between hosts, where links are slower
-than cores."""
+two cores need a fifth less time for 4 MB. Not between hosts, whose links are slower than their cores."""
 
 
 @dataclass(frozen=True)

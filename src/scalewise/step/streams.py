@@ -33,7 +33,7 @@ class Stream:
         if len(states) != self.world and self.home:
             self.begin(steps_done)
         else:
-            _set(states[self.home])
+            set_states(states[self.home])
 
 
 def seed_of(*numbers: int) -> int:
@@ -59,7 +59,7 @@ def states() -> States:
     return found | {"cuda": torch.cuda.get_rng_state()} if on_gpu else found
 
 
-def _set(found: States) -> None:
+def set_states(found: States) -> None:
     torch.set_rng_state(found["cpu"])
-    if "cuda" in found and torch.cuda.is_available() and torch.cuda.is_initialized():
+    if "cuda" in found and torch.cuda.is_available():  # torch keeps it for when there is a context
         torch.cuda.set_rng_state(found["cuda"])
