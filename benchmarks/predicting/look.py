@@ -12,6 +12,7 @@ from scalewise.clusters.cluster import Cluster
 from scalewise.clusters.read import read_cluster
 from scalewise.clusters.write import cluster_text
 from scalewise.results.profile import Profile, ProfileDocument
+from scalewise.verbs.in_step import with_others
 from scalewise.verbs.links import measure_links
 from scalewise.verbs.one_device import sizes_needed
 from scalewise.verbs.profile import profile
@@ -65,8 +66,12 @@ class Look:
     def _profiled(self, name: str, sizes: Sequence[int]) -> Profile:
         """Eager: steps of several devices over gloo cannot be captured."""
         kind, share, samples = self.machine.device_kind, self.machine.slice_percent, self.machine.samples
-        return undisturbed(
+        alone = undisturbed(
             lambda: profile(
                 name, batch=sizes, device_kind=kind, slice_percent=share, samples=samples, execution="eager"
             )
         )
+        if kind != "slice":
+            return alone
+        counts = self.machine.devices
+        return with_others(alone, name, counts, device_kind=kind, slice_percent=share, samples=samples)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalewise.errors import RunFailed, UserError
-from scalewise.results.profile import LayerCost, Profile, ProfileDocument, StepCost
+from scalewise.results.profile import InStep, LayerCost, Profile, ProfileDocument, StepCost
 
 DOCUMENT = ProfileDocument(
     workload="linear",
@@ -60,6 +60,14 @@ def test_the_table_counts_the_short_last_step_of_an_epoch() -> None:
     text = str(Profile(DOCUMENT))
     for expected in ("linear on one device (a card), eager", "46.2 MiB", "101 samples", "6.5 ms", "650 µs", "71.5 ms"):
         assert expected in text
+
+
+def test_devices_at_once_have_a_table_of_their_own() -> None:
+    [step] = DOCUMENT.steps
+    slower = step.model_copy(update={"forward": 0.004})
+    together = (InStep(devices=1, steps=(step,)), InStep(devices=2, steps=(slower,)))
+    *_, titles, row = str(Profile(DOCUMENT.model_copy(update={"in_step": together}))).splitlines()
+    assert (titles.split(), row.split()) == (["batch", "1", "2"], ["10", "6.5", "ms", "8.5", "ms"])
 
 
 def test_a_folder_in_its_way_is_one_sentence(tmp_path: Path) -> None:

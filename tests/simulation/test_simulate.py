@@ -227,3 +227,12 @@ def test_who_meets_sends_nothing_and_waits_a_ring_of_delays() -> None:
     assert plan.bytes_per_step == 0
     assert Simulator(Network(slow, packed(slow, 4)), FREE).simulate(plan, seconds).step_seconds == pytest.approx(2 + 6)
     assert builder.meet(1, "nccl", (0,)) == (0,)
+
+
+def test_what_a_device_sends_and_receives_at_once_shares_its_process() -> None:
+    """2 GB pass the first device at 1.25 GB/s together, 1 GB each way at 1 GB/s otherwise."""
+    halved = replace(BOX, links=(replace(BOX.links[0], both_ways_GBps=1.25),))
+    for cluster, seconds in ((BOX, 1.0), (halved, 1.6)):
+        traffic = Traffic(Network(cluster, packed(cluster, 4)))
+        ends = [traffic.carry(send, 0.0) for send in (Send(0, 1, GB), Send(2, 0, GB))]
+        assert max(ends) == pytest.approx(seconds)

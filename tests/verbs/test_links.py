@@ -16,7 +16,7 @@ from scalewise.linking import operations
 from scalewise.linking.beside import Beside
 from scalewise.linking.kernels import Pace
 from scalewise.linking.seen import Seen, cluster_of_seen, fit_operation
-from scalewise.linking.sharing import together_over_alone
+from scalewise.linking.sharing import Together, two_at_once
 from scalewise.session.placement import Placement
 from scalewise.simulation.layout import packed
 from scalewise.simulation.network import Network
@@ -40,7 +40,19 @@ def seen(hosts: int = 1, beside: Beside | None = None) -> Seen:
         for fitted in fit_operation(operation, 2, hosts, points(operation, 2, 200e-6, GBps))
     ]
     return Seen(
-        "a core", 8.0, made, [], 1.9, beside, PACE, replace(PACE, memory_GBps=8.0), 5.0, 0.0, False, None, "now"
+        "a core",
+        8.0,
+        made,
+        [],
+        Together(1.9, 1.6),
+        beside,
+        PACE,
+        replace(PACE, memory_GBps=8.0),
+        5.0,
+        0.0,
+        False,
+        None,
+        "now",
     )
 
 
@@ -61,8 +73,16 @@ def test_transfers_in_each_others_way_share_a_channel() -> None:
     [memory, sockets] = cluster_of_seen(Placement(2, "cpu"), seen()).links
     assert (memory.between, memory.GBps) == ("host-device", 5.0)
     assert (sockets.between, sockets.shared) == ("devices", True)
-    apart = replace(seen(), together=1.1)
+    apart = replace(seen(), together=Together(1.1, 2.9))
     assert not cluster_of_seen(Placement(2, "cpu"), apart).links[1].shared
+
+
+@pytest.mark.parametrize(("devices", "shared"), [(2, False), (4, True)])
+def test_both_ways_of_a_slice_meet_in_its_process(devices: int, shared: bool) -> None:
+    """Of two slices nothing else can be told; four show whether pairs are in each other's way."""
+    link = cluster_of_seen(Placement(devices, "slice"), seen()).link("devices")
+    assert link is not None
+    assert (link.shared, link.both_ways_GBps) == (shared, 1.6)
 
 
 def test_measured_over_hosts_holds_over_hosts() -> None:
@@ -102,8 +122,10 @@ def test_ranks_beyond_the_count_take_no_part(session_of: SessionOf) -> None:
 
 
 def test_ranks_agree_how_transfers_share(session_of: SessionOf) -> None:
-    first, second = session_of(2).run(together_over_alone, 2**20)
-    assert first == second > 0
+    first, second = session_of(2).run(two_at_once, 2**20)
+    assert first == second
+    assert first.over_alone > 0
+    assert first.both_ways_GBps > 0
 
 
 def test_this_machine_becomes_a_file_that_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from scalewise.advice.rows import Row
 from scalewise.advice.table import table_of
 from scalewise.advice.verdict import Verdict
 from scalewise.clusters.cluster import Cluster, HOST_UPDATE_GBps
-from scalewise.prediction.predict import Predictor, updates_on_host
+from scalewise.prediction.device_seconds import updates_on_host
+from scalewise.prediction.predict import Predictor
 from scalewise.results.printable import Printable
 from scalewise.results.profile import ProfileDocument
 from scalewise.results.units import seconds_text

@@ -7,7 +7,7 @@ from scalewise.errors import UserError
 
 def whole_numbers(flag: str, text: str, least: int = 1) -> list[int]:
     """'10,20' -> [10, 20]."""
-    example = "10,20,50" if flag.startswith("--batch") else "0,1,2" if least == 0 else "1,2,4"
+    example = "10,20,50" if flag.startswith("--batch") else {0: "0,1,2", 1: "1,2,4"}.get(least, "2,4")
     numbers = []
     for part in text.split(","):
         if not part.strip().isdecimal() or int(part) < least:

@@ -17,6 +17,14 @@ from scalewise.cli.options import WorkloadName
 def profile(
     workload: WorkloadName,
     batch: Annotated[str, typer.Option(help="Per-device batches, a comma list.")] = "10,20,50,100",
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of devices, a comma list: as many are timed at once, too, meeting in every step as in "
+            "training. For slices of a GPU, whose siblings slow them down.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the profile to this file.", show_default=False)] = None,
     device_kind: options.DeviceKind = "auto",
     slice_percent: options.SlicePercent = None,
@@ -31,6 +39,7 @@ def profile(
 ) -> None:
     """Time one device on a workload: seconds of load, forward, backward and update at each batch."""
     sizes = whole_numbers("--batch", batch)
+    counts = whole_numbers("--beside", beside, least=2) if beside is not None else []
     if out:
         check_writable(out)
     from rich.console import Console
@@ -54,6 +63,22 @@ def profile(
             classes=classes,
             on_batch=lambda cost: status.update(f"batch {cost.batch}: {seconds_text(cost.seconds)} per step; next"),
         )
+        if counts:
+            from scalewise.verbs.in_step import with_others
+
+            result = with_others(
+                result,
+                workload,
+                counts,
+                device_kind=device_kind,
+                slice_percent=slice_percent,
+                load=load,
+                data=data,
+                samples=samples,
+                input_shape=input,
+                classes=classes,
+                on_count=lambda count: status.update(f"{count} at once"),
+            )
     if out:
         result.write(out)
     show(result, json)

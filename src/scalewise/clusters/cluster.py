@@ -50,6 +50,8 @@ class Link:
     """Devices are joined by so many, in order: 2 for bridges over pairs. None: all of a host."""
     pairs: bool = False
     """Between hosts: what two of them send each other, either way, shares one flow of this bandwidth."""
+    both_ways_GBps: float | None = None
+    """Of what a device sends and receives at once, together. None: each way has its own."""
     by_device: bool = False
     """The device itself makes the copies, and computes nothing meanwhile: a CPU core and its host's memory."""
     source: str = ""

@@ -11,7 +11,7 @@ from scalewise.collectives import busiest_bytes, sends
 from scalewise.linking.beside import Beside
 from scalewise.linking.fit import fit_pieces
 from scalewise.linking.kernels import Pace
-from scalewise.linking.sharing import SHARED
+from scalewise.linking.sharing import SHARED, Together
 from scalewise.linking.topology import Topology
 from scalewise.results.links import MeasuredOperation
 from scalewise.session.placement import Placement
@@ -28,8 +28,7 @@ class Seen:
     operations: list[MeasuredOperation]
     refused: list[str]
     """A sentence for each operation that the backend does not have."""
-    together: float | None
-    """How many times as long two transfers take as one."""
+    together: Together | None
     beside: Beside | None
     alone: Pace
     all_at_once: Pace
@@ -43,7 +42,7 @@ class Seen:
 
     @property
     def shared(self) -> bool:
-        return self.together is not None and self.together > SHARED
+        return self.together is not None and self.together.over_alone > SHARED
 
 
 def fit_operation(
@@ -140,8 +139,13 @@ def _links(placement: Placement, seen: Seen, source: str) -> list[Link]:
             continue
         one = pieces[-1]  # of the largest
         own = placement.link or "sockets" if between == "hosts" else backend_of(placement)
-        shared = between == "hosts" or seen.shared
-        links.append(Link(between, own, one.GBps, pieces[0].latency_us, shared, source=source))  # type: ignore[arg-type]
+        shared, both_ways = between == "hosts" or seen.shared, None
+        if placement.device_kind == "slice" and seen.together:
+            # Every slice has a process and cores of its own; it is in that process that both ways meet.
+            shared = shared and placement.devices >= 4
+            both_ways = seen.together.both_ways_GBps
+        link = Link(between, own, one.GBps, pieces[0].latency_us, shared, source=source)  # type: ignore[arg-type]
+        links.append(replace(link, both_ways_GBps=both_ways))
     return links
 
 

@@ -10,10 +10,11 @@ from scalewise.clusters.cluster import Cluster
 from scalewise.phases import BETWEEN_DEVICES
 from scalewise.plan import Plan
 from scalewise.prediction.costs import Costs, Known
+from scalewise.prediction.device_seconds import DeviceSeconds
 from scalewise.prediction.footprint import footprint_of
 from scalewise.prediction.interval import reach
 from scalewise.prediction.memory import memory_bytes
-from scalewise.prediction.siblings import lone_phases, slowdown
+from scalewise.prediction.siblings import lone_phases
 from scalewise.results.profile import ProfileDocument
 from scalewise.simulation.conduct import Conduct, conduct_of
 from scalewise.simulation.layout import Layout, packed
@@ -31,20 +32,12 @@ from scalewise.strategies.strategy import Strategy, batch_shares, servers_of
 from scalewise.timeline import Timeline
 
 Bottleneck = Literal["network", "compute", "launch", "input", "memory", "idle"]
-UPDATED_ON_HOST = {"parameter-server", "parameter-server-async", "central-storage"}
-UPDATE_PASSES = 7
-"""Adam reads four numbers and writes three for each parameter."""
 FOLLOWED = 16
 """Devices that are simulated one by one, at most, where they are workers of a server or a root, or of a hybrid."""
 LAUNCHING = 0.85
 """Half the samples taking more than this part of the seconds: the device waits to be told what to do."""
 BESIDE_LAUNCH = 0.25
 """Communication of more than this part of the compute is what holds up several devices that launch no faster."""
-
-
-def updates_on_host(strategy: str, cluster: Cluster) -> bool:
-    """Other than where the devices compute, which are cores of it if nothing says that they are GPUs."""
-    return strategy in UPDATED_ON_HOST and cluster.has_gpus
 
 
 @dataclass(frozen=True)
@@ -82,6 +75,7 @@ class Predictor:
         self.profile = profile
         self.cluster = cluster
         self.costs = Costs(profile)
+        self._device = DeviceSeconds(profile, self.costs, cluster)
         self.footprint = replace(footprint_of(profile), on_gpu=cluster.has_gpus)
         self._conduct = conduct
         self._simulators: dict[tuple[Layout, Conduct], Simulator] = {}
@@ -98,11 +92,14 @@ class Predictor:
     ) -> Simulated:
         """One step, with its timeline; of workers that wait for nobody, many."""
         layout = layout or packed(self.cluster, devices)
-        alone = self._seconds_with_host if updates_on_host(strategy.name, self.cluster) else self.costs.seconds
+        here = max(layout.per_host)
         if isinstance(strategy, ParameterServerAsync) and not strategy.exact and devices > 1:
-            return self._steady(strategy, devices, batch, layout, slow, self._beside_siblings(alone))
+            return self._steady(strategy, devices, batch, layout, slow, self._device.among(here, strategy.name))
         plan = self._plan(strategy, devices, batch)
-        seconds = alone if layout.workers == 1 else self._beside_siblings(alone, lone_phases(plan))
+        alone = layout.workers == 1
+        seconds = (
+            self._device.alone(strategy.name) if alone else self._device.among(here, strategy.name, lone_phases(plan))
+        )
         return self._simulator(strategy, layout, slow).simulate(plan, seconds)
 
     def _plan(self, strategy: Strategy, devices: int, batch: int) -> Plan:
@@ -142,32 +139,6 @@ class Predictor:
         size = sum(self.footprint.parameter_bytes)
         busy = max(size * path.seconds_per_byte, seconds("update", batch)) / strategy.servers
         return replace(found, stretch=max(1.0, devices * busy / found.step_seconds)) if followed < devices else found
-
-    def _beside_siblings(self, seconds: Seconds, lone: frozenset[str] = frozenset()) -> Seconds:
-        device, size = self.cluster.devices[0], self.profile.parameter_bytes
-
-        def slowed(phase: str, samples: int) -> float:
-            alone = seconds(phase, samples)
-            if phase in lone:
-                return alone
-            beside = alone * slowdown(device, size, phase, alone)
-            if not self.cluster.has_gpus or not alone:
-                return beside
-            # Siblings slow down a device, not the host that tells it what to do.
-            return max(alone, beside * self._busy_seconds(phase, samples) / alone)
-
-        return slowed
-
-    def _busy_seconds(self, phase: str, samples: int) -> float:
-        if phase == "update":
-            return UPDATE_PASSES * self.profile.parameter_bytes / (self.cluster.devices[0].memory_GBps * 1e9)
-        return self.costs.busy_seconds(phase, samples)
-
-    def _seconds_with_host(self, phase: str, samples: int) -> float:
-        if phase == "update":
-            assert self.cluster.host_GBps is not None
-            return UPDATE_PASSES * self.profile.parameter_bytes / (self.cluster.host_GBps * 1e9)
-        return self.costs.seconds(phase, samples)
 
     def predict(
         self, strategy: Strategy, devices: int, batch: int, layout: Layout | None = None, samples: int | None = None

@@ -48,6 +48,15 @@ class StepCost(BaseModel):
         return self.load + self.forward + self.backward + self.update
 
 
+class InStep(BaseModel):
+    """So many devices at once, each doing the same, meeting in every step as in training: the slowest counts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    devices: PositiveInt
+    steps: tuple[StepCost, ...]
+
+
 class ProfileDocument(BaseModel):
     """The file format."""
 
@@ -66,6 +75,8 @@ class ProfileDocument(BaseModel):
     """What plans are made from, tensor by tensor (scalewise.plan.Footprint); empty: one for every layer."""
     least_seconds: NonNegativeFloat = 0.0
     """Of a step, however few its samples: estimated, where one figure is all that is known."""
+    in_step: tuple[InStep, ...] = ()
+    """By numbers of devices, where they share something: slices of a GPU, cores of a processor."""
     precision: str = "fp32"
     data: str = ""
     versions: dict[str, str] = {}
@@ -117,4 +128,15 @@ class Profile(Printable):
                 seconds_text(step.seconds * steps_per_epoch),
                 bytes_text(step.peak_memory_bytes) if step.peak_memory_bytes else "-",
             )
-        return Group(heading, Text(), table, *([Text(self.note, "dim")] if self.note else []))
+        parts: list[RenderableType] = [heading, Text(), table]
+        if document.in_step:
+            parts += [Text(), Text("a step of so many devices at once, which meet in every one:"), self._in_step()]
+        return Group(*parts, *([Text(self.note, "dim")] if self.note else []))
+
+    def _in_step(self) -> Table:
+        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+        for title in ("batch", *(str(each.devices) for each in self.document.in_step)):
+            table.add_column(title, justify="right", no_wrap=True)
+        for steps in zip(*(each.steps for each in self.document.in_step), strict=False):
+            table.add_row(str(steps[0].batch), *(seconds_text(step.seconds) for step in steps))
+        return table

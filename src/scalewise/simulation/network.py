@@ -142,7 +142,12 @@ class Network:
 
 
 def _between_ranks(link: Link, source: int, target: int) -> Path:
-    return _path(link, Channel("rank", source, "out", link.kind), Channel("rank", target, "in", link.kind))
+    path = _path(link, Channel("rank", source, "out", link.kind), Channel("rank", target, "in", link.kind))
+    if link.both_ways_GBps is None:
+        return path
+    together = 1 / (link.both_ways_GBps * GIGA)
+    ends = tuple((Channel("rank", rank, "both", link.kind), together) for rank in (source, target))
+    return Path(path.latency_seconds, path.channels + ends)
 
 
 def _path(link: Link, *channels: Channel) -> Path:

@@ -23,7 +23,7 @@ from scalewise.linking.copies import copies_alone, copies_together
 from scalewise.linking.kernels import Pace
 from scalewise.linking.operations import Refused, Timed, seconds_of, time_operations
 from scalewise.linking.seen import Seen, cluster_of_seen, fit_operation
-from scalewise.linking.sharing import SHARED, together_over_alone
+from scalewise.linking.sharing import SHARED, two_at_once
 from scalewise.linking.topology import Branch, Topology, nvml_topology
 from scalewise.results.links import Join, LinkReport, MeasuredOperation
 from scalewise.session.cores import allowed_cores
@@ -132,7 +132,7 @@ def _look(placement: Placement, seconds: float, tell: OnProgress) -> Seen:
         together, beside = None, None
         if several:
             tell("two transfers at once")
-            together = session.run(together_over_alone)[0]
+            together = session.run(two_at_once)[0]
             tell("compute beside communication")
             besides = session.run(compute_beside, 8 * seconds)
             beside = sorted(besides, key=lambda each: each.taken_seconds)[len(besides) // 2]
@@ -212,7 +212,7 @@ def _report(placement: Placement, seen: Seen, cluster: Cluster, path: Path | Non
         link=placement.link,
         backend=cluster.backend,
         operations=seen.operations,
-        together=seen.together,
+        together=seen.together.over_alone if seen.together else None,
         shared=seen.shared,
         beside_network=seen.beside.slowdown if seen.beside else None,
         beside_compute=cluster.devices[0].beside_compute,
