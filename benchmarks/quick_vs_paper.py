@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--workload", default=",".join(CASES))
     parser.add_argument("--epochs", type=int, default=PAPER_EPOCHS, help="of the paper protocol that count")
     parser.add_argument("--interval", type=float, default=2.0)
-    parser.add_argument("--budget", type=float, default=7.0, help="seconds of a quick cell; its visits share them")
+    parser.add_argument("--budget", type=float, default=6.0, help="seconds of a quick cell; its visits share them")
     parser.add_argument("--scale", type=float, default=1.0, help="of samples and batches, to try this script out")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
