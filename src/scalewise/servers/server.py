@@ -53,7 +53,7 @@ class Server:
         workers: int,
         whole_batch: int | None = None,
     ) -> None:
-        self.number = number
+        self.number, self.workers = number, workers
         self.mine = [place for place, piece in enumerate(pieces) if piece.server == number]
         self.weights = {
             place: nn.Parameter(weights[pieces[place].start : pieces[place].stop].clone()) for place in self.mine
