@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from scalewise.session.failure import RankFailed
 from scalewise.session.placement import Placement
+from scalewise.session.served import ServedSession
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.training.outcome import Report
@@ -29,3 +32,17 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_is_named(tmp_path:
 
         with pytest.raises(RankFailed, match=r"cannot write .*tiny\.safetensors: No such file or directory"):
             session.run(train_task, endless, on_report=take_away)
+
+
+@pytest.mark.parametrize("strategy", ["parameter-server:servers=2", "parameter-server-async:servers=2"])
+def test_a_server_that_hangs_ends_the_run_and_is_named(strategy: str) -> None:
+    endless = Request("tests.tiny:float32", strategy_of(strategy), Settings(4, None, 10**6))
+    # Long enough for a busy machine to connect them.
+    with open_session(endless.strategy, Placement(2, "cpu", timeout_seconds=3)) as session:
+        assert isinstance(session, ServedSession)
+
+        def stop(_rank: int, _report: Report) -> None:
+            os.kill(session.pids[-1], signal.SIGSTOP)
+
+        with pytest.raises(RankFailed, match=r"^server 1 did not answer within 3 s$"):
+            session.run(train_task, endless, on_report=stop)

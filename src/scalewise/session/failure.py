@@ -17,6 +17,7 @@ from torch.distributed import DistStoreError
 
 import scalewise
 from scalewise.errors import RunFailed, UserError, UsersCodeFailed
+from scalewise.servers.line import PeerSilent
 from scalewise.step.room import MEMORY_LIMIT, DeviceFull
 from scalewise.strategies.registry import STRATEGIES
 
@@ -208,6 +209,8 @@ def _kind_of(error: BaseException) -> Kind:
         return "oom"
     if isinstance(error, ConnectionError):
         return "lost"
+    if isinstance(error, PeerSilent):
+        return "timeout"
     if isinstance(error, DistStoreError) or (
         isinstance(error, RuntimeError) and any(word in words for word in _LIBRARY_WORDS)
     ):
