@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from scalewise.data.data import Data
+from scalewise.errors import UserError
 from scalewise.workloads.lone_sample import allow_lone_sample
 from scalewise.workloads.workload import Workload
 
@@ -41,6 +42,8 @@ def dice_alike() -> Iterator[None]:
 def _unreached_on(device: str, workload: Workload, data: Data) -> frozenset[str]:
     with torch.device(device):
         model = workload.model()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"the model of {workload.name} has no parameter that requires a gradient: nothing to train")
     allow_lone_sample(model)
     inputs, _ = data.example()
     outputs = model(inputs.unsqueeze(0).to(device))
