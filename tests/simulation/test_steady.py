@@ -133,3 +133,12 @@ def test_a_round_sends_what_a_step_does() -> None:
     step = strategy_of("parameter-server-async:servers=2,piece_MB=1").plan(footprint, 3, 9)
     headers = step.bytes_per_step - plan.bytes_per_step / 2
     assert 0 <= headers < 1000
+
+
+def test_a_server_waits_for_the_header_that_follows_a_workers_gradients() -> None:
+    plan = rounds_plan(Footprint((4_000_000, 400), 48, 8, 40), 1, 3, 1, 1.0, rounds=1)
+    [update] = [operation for operation in plan.operations if operation.phase == "update"]
+    arrived = [plan.operations[position].send for position in update.after]
+    sizes = [send.bytes for send in arrived if send]
+    assert len(sizes) == 4 + 1
+    assert sizes[-1] < 1000 < min(sizes[:-1])

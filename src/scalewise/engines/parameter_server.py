@@ -35,11 +35,16 @@ def join_servers(strategy: ParameterServer | ParameterServerAsync, job: Job) -> 
     model = make_model(job.workload, job.data)
     feed = make_feed(job.data, job.settings.load, place.device, kept_bytes(model, None))
     model = model.to(place.device)
-    return (
+    client = Client(
         model,
-        feed,
-        Client(model, place.store, place.rank, strategy.servers, strategy.piece_MB, place.timeout_seconds),
+        place.store,
+        place.rank,
+        strategy.servers,
+        strategy.piece_MB,
+        place.timeout_seconds,
+        whole_pushes=not strategy.exact,
     )
+    return model, feed, client
 
 
 class ServedEngine(EagerEngine):

@@ -28,8 +28,18 @@ class Client:
     """
 
     def __init__(
-        self, model: nn.Module, store: Store, worker: int, servers: int, piece_MB: float, timeout_seconds: float
+        self,
+        model: nn.Module,
+        store: Store,
+        worker: int,
+        servers: int,
+        piece_MB: float,
+        timeout_seconds: float,
+        *,
+        whole_pushes: bool = False,
     ) -> None:
+        """`whole_pushes`: servers apply nothing before all of a push has come. The number of samples then follows the
+        gradients: gloo never fails a message that was cut off by a death, but it does fail one that has not begun."""
         self.parameters = trainable(model)
         self.weights = flatten_parameters(model)
         self.on_gpu = self.weights.is_cuda
@@ -48,6 +58,8 @@ class Client:
         self.timeout_seconds = timeout_seconds
         place = announce(store, worker)
         self.lines = [self._open(store, f"{place}/{server}", server, timeout_seconds) for server in range(servers)]
+        self.whole_pushes = whole_pushes
+        self.samples = 0
         self.acknowledged = 0
         """Pushes that came back as new weights."""
         self.armed = False
@@ -74,7 +86,9 @@ class Client:
         for touched in self.touched:
             for piece in touched:
                 self.left[piece] += 1
-        self._tell(samples)
+        self.samples = samples
+        if not self.whole_pushes:
+            self._tell(samples)
 
     def unreached(self) -> list[Tensor]:
         """Parameters that no part of the batch has given a gradient; asked between backward and `finish_pushes`."""
@@ -88,6 +102,8 @@ class Client:
             event.synchronize()
             self.exchange(piece)
         self.copied.clear()
+        if self.whole_pushes:
+            self._tell(self.samples)
         self._wait_until_sent()
         self.armed = False
 
