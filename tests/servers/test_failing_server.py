@@ -18,6 +18,7 @@ from scalewise.training.outcome import Report
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs.opening import open_session
+from tests.conftest import SessionOf
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_is_named(tmp_path: Path) -> None:
@@ -32,6 +33,13 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_is_named(tmp_path:
 
         with pytest.raises(RankFailed, match=r"cannot write .*tiny\.safetensors: No such file or directory"):
             session.run(train_task, endless, on_report=take_away)
+
+
+@pytest.mark.parametrize(("strategy", "role"), [("parameter-server", "rank"), ("parameter-server-async", "worker")])
+def test_lists_of_processes_tell_workers_and_servers_apart(strategy: str, role: str, session_of: SessionOf) -> None:
+    pids = session_of(2, strategy_of(strategy)).pids
+    names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids]
+    assert names == [f"sw {role} 0", f"sw {role} 1", "sw server 0"]
 
 
 @pytest.mark.parametrize("strategy", ["parameter-server:servers=2", "parameter-server-async:servers=2"])
