@@ -94,6 +94,16 @@ def in_place() -> Workload:
     return replace(float64(), model=model)
 
 
+def keeping() -> Workload:
+    """Activations first, weights last: where its stages hold the same depends on the samples."""
+
+    def model() -> nn.Module:
+        activations, weights = [nn.Tanh() for _ in range(8)], [nn.Linear(20, 20) for _ in range(2)]
+        return nn.Sequential(nn.Linear(6, 20), *activations, *weights, nn.Linear(20, 3)).double()
+
+    return replace(float64(), model=model)
+
+
 class Branches(nn.Module):
     """No sequence, and torch.export cannot follow it: it looks at its numbers."""
 

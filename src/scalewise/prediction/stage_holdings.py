@@ -183,10 +183,11 @@ def _sections_of(layers: Layers, sections: Sequence[Section]) -> list[int]:
 
 def held_of_layers(strategy: OneByOne, rank: int, run: Run, layers: Layers) -> Held:
     """Parts of a batch that is accumulated go through one after the other, each in the place of the one before."""
-    ranges = strategy.ranges(run.footprint, run.devices, run.batch)
+    samples = -(-run.batch // run.accumulate)
+    ranges = strategy.ranges(run.footprint, run.devices, samples)
     [there, back] = schedule_of("gpipe", run.devices, 1, 1)[rank]
     work = [there, back] * (2 if run.accumulate > 1 else 1)
-    return held_of_stages(rank, run, layers, -(-run.batch // run.accumulate), work, ranges, Conduct())
+    return held_of_stages(rank, run, layers, samples, work, ranges, Conduct())
 
 
 def held_of_pipeline(strategy: Pipeline, rank: int, run: Run, layers: Layers) -> Held:
