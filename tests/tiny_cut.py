@@ -296,6 +296,26 @@ def dropout_left_out() -> Workload:
     return replace(wrongly_declared(), model=lambda: Activated(0.5).double())
 
 
+class Two(Named):
+    """Gives what it was given as well, looking at numbers or not."""
+
+    def __init__(self, looks: bool = False) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        assert not self.looks or inputs.sum() != 0
+        return super().forward(inputs), inputs
+
+
+def two_tensors() -> Workload:
+    return replace(declared(), model=lambda: Two().double(), loss=lambda outputs, _: outputs[0].sum())
+
+
+def two_tensors_by_numbers() -> Workload:
+    return replace(two_tensors(), model=lambda: Two(looks=True).double())
+
+
 def backwards() -> Workload:
     return replace(declared(), stages=lambda model: [model.head, model.body])  # type: ignore[list-item]
 

@@ -13,6 +13,7 @@ from scalewise.data.data import Data
 from scalewise.errors import UserError
 from scalewise.workloads.called_in_turn import followed
 from scalewise.workloads.chain import WEIGHED, Part, chain_of, example_of
+from scalewise.workloads.outputs import one_tensor
 from scalewise.workloads.reached import dice_alike
 from scalewise.workloads.same_numbers import largest_difference
 from scalewise.workloads.unchanged import unchanged_buffers
@@ -36,6 +37,7 @@ def refuse_another_model(workload: Workload, data: Data, model: nn.Module, parts
     said = f"the stages of '{workload.name}' ({', '.join(part.name for part in parts)})"
     for training in (False, True):
         (expected, in_turn), state = _tried(partial(followed, model, parts), model, inputs, training)
+        one_tensor(workload.name, expected)
         if in_turn:
             continue
         try:

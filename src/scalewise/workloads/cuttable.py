@@ -23,6 +23,7 @@ from scalewise.workloads.chain import (
     whole_part,
 )
 from scalewise.workloads.chain_trial import refuse_another_model
+from scalewise.workloads.outputs import gives_otherwise
 from scalewise.workloads.reached import dice_alike
 from scalewise.workloads.workload import Workload
 
@@ -47,7 +48,10 @@ def cuttable_as_said(workload: Workload, data: Data, model: nn.Module, cut: str)
         return None
     if workload.stages is not None:
         refuse_another_model(workload, data, model, parts)
-    return _cuttable(_weighed(workload, data, parts), parts, names)
+    weighed = _weighed(workload, data, parts)
+    if weighed.borders[-1].packed:
+        raise gives_otherwise(workload.name, "tuple")
+    return _cuttable(weighed, parts, names)
 
 
 def cuttable_else(workload: Workload, data: Data, model: nn.Module, stages: int, cut: str, size: int) -> Cuttable:
