@@ -285,6 +285,12 @@ def answer_to(kind: str, strategy: str, ranks: int) -> str:
     return str(answer.value)
 
 
+@pytest.mark.parametrize("strategy", ["pipeline", "hybrid:stages=2"])
+def test_parts_of_a_batch_are_asked_for_as_micro_batches(strategy: str, session_of: SessionOf) -> None:
+    with pytest.raises(UserError, match=r"parts already: use its option microbatches=2 in place of --accumulate 2$"):
+        session_of(2).run(train_task, request_for("small_unet", strategy, None, accumulate=2))
+
+
 @pytest.mark.parametrize(("kind", "count"), [("gpipe", 3), ("1f1b", 3), ("interleaved", 4)])
 def test_torch_works_in_the_planned_order(kind: Kind, count: int, session_of: SessionOf) -> None:
     request = request_for("small_unet", f"pipeline:schedule={kind},microbatches={count}", None)

@@ -40,8 +40,8 @@ class PipelineEngine(HoldsStages):
     def __init__(self, strategy: Pipeline, job: Job, line: Line) -> None:
         if job.settings.accumulate > 1:
             raise UserError(
-                f"pipeline computes a batch in parts already: use pipeline:microbatches={job.settings.accumulate} in "
-                "place of --accumulate"
+                f"a pipeline computes a batch in parts already: use its option microbatches={job.settings.accumulate} "
+                f"in place of --accumulate {job.settings.accumulate}"
             )
         self.count = self.size = 0
         self.norms_batches = False
