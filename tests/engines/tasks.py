@@ -92,6 +92,15 @@ def samples_at_a_time(worker: Worker, request: Request) -> int | None:
     return samples
 
 
+def cut_where(worker: Worker, request: Request) -> list[int]:
+    """The sections that end its stages."""
+    workload = request.resolved()
+    place = Place(worker.rank, worker.world, worker.device)
+    job = Job(workload, workload.data(request.data), request.settings, place, HostClock(Times()))
+    engine: Any = ENGINES[request.strategy.name](request.strategy, job)
+    return [stage.stop for stage in engine.ranges]
+
+
 def kept_and_learnt(worker: Worker, request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
     """By a part of a cut model after some steps: what its dropouts kept at the last, and its weights."""
     workload = request.resolved()

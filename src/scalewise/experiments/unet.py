@@ -17,22 +17,18 @@ from scalewise.atomic import write_atomically
 from scalewise.errors import RunFailed
 from scalewise.experiments.remarks import load_remarks, not_begun_remarks
 from scalewise.experiments.unet_figure import draw_steps, draw_sweep, draw_table
-from scalewise.experiments.unet_setup import CPU, CPU_QUICK, GPU, GPU_QUICK, Setup, nearest_first
-from scalewise.experiments.unet_words import (
+from scalewise.experiments.unet_runs import (
     NAMES,
-    NOT_BEGUN,
     Ran,
-    Spot,
-    apart,
     as_measured,
-    comparison,
-    headline,
     phases_by_rank,
     speedup,
     survey_speedup,
-    sweep_words,
     typical_step,
 )
+from scalewise.experiments.unet_setup import CPU, CPU_QUICK, GPU, GPU_QUICK, Setup, nearest_first
+from scalewise.experiments.unet_sweep import NOT_BEGUN, Spot, sweep_words
+from scalewise.experiments.unet_words import apart, comparison, headline
 from scalewise.findings.machine import machine_text
 from scalewise.measuring.measured import MeasureResult, cell_line
 from scalewise.published.unet import DATA_PARALLEL, SINGLE, SURVEY, SURVEY_EPOCH_SECONDS
