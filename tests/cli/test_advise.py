@@ -92,6 +92,13 @@ def test_the_batch_of_each_device_makes_one_table_beside_one_device_with_as_many
     assert f"it trains {rates[0]:,.0f} samples/s where one device trains {rates[1]:,.0f} samples/s" in words(said)
 
 
+def test_what_is_asked_twice_is_answered_once(scalewise: Run) -> None:
+    asked = ("advise", "linear", "--cluster", "4x-gtx-1080-ti", "--strategy", "mirrored")
+    once = json.loads(scalewise(*asked, "--batch", "100,50", "--devices", "2,4", "--json").stdout)
+    more = ("--strategy", "mirrored", "--batch", "100,100,50", "--devices", "2,4,2")
+    assert json.loads(scalewise(*asked, *more, "--json").stdout) == once
+
+
 def test_what_the_readme_quotes_is_what_is_printed(scalewise: Run) -> None:
     block = (ROOT / "README.md").read_text().partition("$ scalewise advise ")[2].partition("```")[0]
     command_line, _, quoted = block.partition("\n")

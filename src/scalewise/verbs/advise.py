@@ -62,11 +62,11 @@ def advise(
     if (cluster or HERE) == HERE and profile is None and step_time is None:
         _check_model(workload, input_shape, classes)
     place, links = cluster_named(cluster or HERE, on_progress)
-    counts = list(devices) or _counts(place.size)
+    counts = list(dict.fromkeys(devices)) or _counts(place.size)
     for count in counts:
         if not 1 <= count <= place.size:
             raise UserError(f"{place.name} has 1 to {place.size} devices, not {count}")
-    batches = list(batch)
+    batches = list(dict.fromkeys(batch))
     if batch_per_device is not None:
         batches = [batch_per_device * count for count in sorted(counts, reverse=True)]
     asked = Asked(workload, place, counts, batches, profile, step_time, precision, load, data, input_shape, classes)
@@ -113,7 +113,8 @@ def _check_model(workload: str | Workload | None, input_shape: str | None, class
 
 
 def several(strategies: Sequence[Strategy]) -> list[Strategy]:
-    return [strategy for strategy in strategies if strategy.name != "single"]
+    """Each once, and without the one for one device."""
+    return [strategy for strategy in dict.fromkeys(strategies) if strategy.name != "single"]
 
 
 def _counts(size: int) -> list[int]:
