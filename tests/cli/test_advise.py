@@ -161,10 +161,27 @@ def test_the_best_rows_step_opens_in_perfetto(scalewise: Run, tmp_path: Path) ->
         (["linear", *STUDY, "--step-time", "1.2.3@32"], ["--step-time is '1.2.3@32'"]),
         (["linear", *STUDY, "--batch-per-device", "3"], ["give --batch or --batch-per-device, not both"]),
         (["--profile", "none.json", *STUDY], ["cannot read the profile none.json"]),
+        (
+            ["linear", *STUDY, "--load", "stream:workers=4", "--precision", "bf16"],
+            ["--precision and --load would tell how to time one device, but linear on GTX 1080 Ti is known from the"],
+        ),
+        (
+            ["ResNet-50", "--cluster", "4x-t4", "--step-time", "0.1@32", "--load", "files"],
+            ["--load would tell how to time one device, but a step time is given; leave it out"],
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(scalewise: Run, arguments: list[str], parts: list[str]) -> None:
     scalewise("advise", *arguments).refused(2, *parts)
+
+
+def test_a_profile_answers_for_its_own_workload_as_it_was_timed(scalewise: Run, tmp_path: Path) -> None:
+    path = tmp_path / "conv.json"
+    Profile(stevens_profile("conv")).write(path)
+    assert scalewise("advise", "conv", "--profile", path, *STUDY).code == 0
+    scalewise("advise", "linear", "--profile", path, *STUDY).refused(2, "the profile is of conv, not of linear")
+    said = scalewise("advise", "--profile", path, *STUDY, "--precision", "bf16")
+    said.refused(2, "--precision would tell how to time one device, but a profile is given")
 
 
 def test_seconds_of_one_device_are_not_put_beside_the_links_of_another(scalewise: Run, tmp_path: Path) -> None:
