@@ -158,6 +158,7 @@ def test_the_best_rows_step_opens_in_perfetto(scalewise: Run, tmp_path: Path) ->
         (["ResNet-50", "--cluster", "4x-t4"], ["as in --step-time 0.062@32"]),
         (["linear", *STUDY, "--step-time", "fast"], ["--step-time is 'fast'; write SECONDS@BATCH, as in 0.062@32"]),
         (["linear", *STUDY, "--step-time", "0@32"], ["--step-time is '0@32'"]),
+        (["linear", *STUDY, "--step-time", "1e400@32"], ["--step-time is '1e400@32'"]),
         (["linear", *STUDY, "--step-time", "1.2.3@32"], ["--step-time is '1.2.3@32'"]),
         (["linear", *STUDY, "--batch-per-device", "3"], ["give --batch or --batch-per-device, not both"]),
         (["--profile", "none.json", *STUDY], ["cannot read the profile none.json"]),
@@ -182,6 +183,15 @@ def test_a_profile_answers_for_its_own_workload_as_it_was_timed(scalewise: Run, 
     scalewise("advise", "linear", "--profile", path, *STUDY).refused(2, "the profile is of conv, not of linear")
     said = scalewise("advise", "--profile", path, *STUDY, "--precision", "bf16")
     said.refused(2, "--precision would tell how to time one device, but a profile is given")
+
+
+def test_a_profile_whose_steps_take_no_time_is_none(scalewise: Run, tmp_path: Path) -> None:
+    conv, path = stevens_profile("conv"), tmp_path / "conv.json"
+    nothing = {"load": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
+    first = conv.steps[0].model_copy(update=nothing)
+    Profile(conv.model_copy(update={"steps": (first, *conv.steps[1:])})).write(path)
+    said = scalewise("advise", "--profile", path, *STUDY)
+    said.refused(2, "the profile of conv has a step of 0 seconds, at batch 10")
 
 
 def test_seconds_of_one_device_are_not_put_beside_the_links_of_another(scalewise: Run, tmp_path: Path) -> None:

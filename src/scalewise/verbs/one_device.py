@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,6 +115,11 @@ def _read(profile: Path | str | Profile) -> ProfileDocument:
     document = (profile if isinstance(profile, Profile) else Profile.read(Path(profile))).document
     if not document.steps:
         raise UserError(f"the profile of {document.workload} has no steps")
+    for step in document.steps:
+        if not 0 < step.seconds < math.inf:
+            raise UserError(
+                f"the profile of {document.workload} has a step of {step.seconds:g} seconds, at batch {step.batch}"
+            )
     return document
 
 
