@@ -149,6 +149,10 @@ def test_the_best_rows_step_opens_in_perfetto(scalewise: Run, tmp_path: Path) ->
         (["linaer", "--cluster", "4x-t4"], ["unknown workload 'linaer' (did you mean 'linear'?)", "ResNet-50"]),
         (["linear", "--cluster", "4x-gtx"], ["unknown cluster '4x-gtx'", "4x-gtx-1080-ti"]),
         (["linear", *STUDY, "--devices", "8"], ["4x-gtx-1080-ti has 1 to 4 devices, not 8"]),
+        (
+            ["linear", "--cluster", "4 x gtx-1080-ti, 1000000000 hosts, 1gbe"],
+            ["has 4,000,000,000 devices; up to 1,000,000 are simulated"],
+        ),
         (["linear", *STUDY, "--strategy", "mirored"], ["unknown strategy 'mirored'"]),
         (
             ["linear", "--cluster", "4x-gtx-1080-ti", "--batch-per-device", "0"],

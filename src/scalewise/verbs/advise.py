@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from scalewise.step.settings import Precision
     from scalewise.workloads.workload import Workload
 
+MOST_DEVICES = 1_000_000
+"""Some seconds of simulation; more is a slip of the keyboard."""
+
 
 def advise(
     workload: str | Workload | None = None,
@@ -62,6 +65,8 @@ def advise(
     if (cluster or HERE) == HERE and profile is None and step_time is None:
         _check_model(workload, input_shape, classes)
     place, links = cluster_named(cluster or HERE, on_progress)
+    if place.size > MOST_DEVICES:
+        raise UserError(f"{place.name} has {place.size:,} devices; up to {MOST_DEVICES:,} are simulated")
     counts = list(dict.fromkeys(devices)) or _counts(place.size)
     for count in counts:
         if not 1 <= count <= place.size:
