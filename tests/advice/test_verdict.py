@@ -16,6 +16,7 @@ from scalewise.prediction.predict import Predictor
 from scalewise.published.models import outlined_profile
 from scalewise.published.stevens import stevens_profile
 from scalewise.results.profile import ProfileDocument
+from scalewise.results.units import seconds_text
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy
@@ -67,6 +68,28 @@ def test_what_does_not_fit_one_device_must_be_spread() -> None:
     assert said.add_devices
     assert said.best.speedup is None
     assert "does not fit into one" in said.reason
+    assert f"takes {seconds_text(said.best.prediction.seconds)} a step" in said.reason
+
+
+def test_what_would_not_fit_is_no_remedy_and_nothing_is_as_fast_as_what_does_not_run() -> None:
+    predictor = Predictor(stevens_profile("conv"), BOX)
+    needed = [predictor.predict(strategy_of("mirrored"), 4, batch).memory_bytes / 1e9 for batch in (400, 1600)]
+    for memory_GB, larger in ((1.01 * needed[0], False), (1.01 * needed[1], True)):
+        said = verdict("conv", 400, replace(BOX, devices=(replace(BOX.devices[0], memory_GB=memory_GB),)))
+        assert (
+            any("a batch of 1,600" in change.change and "acc" not in change.change for change in said.changes) is larger
+        )
+        assert {change.speedup is None for change in said.changes} == {not larger}
+
+
+def test_one_device_that_has_no_room_for_a_larger_batch_is_compared_at_its_own() -> None:
+    predictor = Predictor(stevens_profile("conv"), BOX)
+    memory_GB = 1.1 * predictor.predict(Single(), 1, 400).memory_bytes / 1e9
+    said = verdict("conv", 400, replace(BOX, devices=(replace(BOX.devices[0], memory_GB=memory_GB),)))
+    [larger] = [change for change in said.changes if change.change.startswith("a batch of 1,600")]
+    assert "one device as it is, which has no room for more" in larger.change
+    spread = predictor.simulate(strategy_of("mirrored"), 4, 1600).step_seconds
+    assert larger.speedup == pytest.approx(4 * predictor.simulate(Single(), 1, 400).step_seconds / spread)
 
 
 def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
@@ -104,13 +127,13 @@ def test_where_one_device_only_loads_no_link_helps() -> None:
 
 def test_changes_are_priced_and_the_best_comes_first() -> None:
     changes = verdict("linear", 100).changes
-    speedups = [change.speedup for change in changes]
+    speedups = [change.speedup or 0.0 for change in changes]
     assert speedups == sorted(speedups, reverse=True)
     fp16 = next(change for change in changes if "fp16" in change.change)
     assert not fp16.exact
     plain = rows(Predictor(stevens_profile("linear"), BOX), [strategy_of("mirrored")], [2], 100)[1].speedup
     assert plain is not None
-    assert fp16.speedup > 1.3 * plain
+    assert (fp16.speedup or 0.0) > 1.3 * plain
 
 
 def test_a_better_strategy_that_nobody_asked_about_is_named() -> None:

@@ -48,6 +48,14 @@ class Reason:
             f"{bytes_text(self.predictor.cluster.devices[0].memory_GB * 1e9)}."
         )
 
+    def _not_into_one(self) -> str:
+        needed, each = (bytes_text(row.prediction.memory_bytes) for row in (self.alone, self.several))
+        has = bytes_text(self.predictor.cluster.devices[0].memory_GB * 1e9)
+        return (
+            f"{self._workload} {self._at} does not fit into one, which would need {needed} of its {has}; there it "
+            f"{self._pace(self.several, interval=True)}, with {each} on each."
+        )
+
     def to_stay(self, even: BreakEven, worth: float, best: bool) -> str:
         """`best`: no strategy on several devices is faster than the one told of."""
         made = self.several.prediction
@@ -66,7 +74,7 @@ class Reason:
         made, gain = self.several.prediction, self.several.gain
         use = f"{'Use' if self.sure else 'Probably use'} {self.several.name} on {self._devices(made.devices)}"
         if gain is None:
-            return f"{use}: {self._workload} {self._at} does not fit into one."
+            return f"{use}: {self._not_into_one()} The step is then {self._why}."
         low, high = self._gains
         reach = f"{low:.2f} to {high:.2f}" if self.sure else f"{low:.2f} to {high:.2f}: it cannot be told for sure"
         what = "it" if self.several.grown else "an epoch" if self.several.epoch_known else "a step"
