@@ -195,6 +195,14 @@ def test_what_may_as_well_be_slower_is_only_probably_advised() -> None:
     assert "To be sure, time one device at batch 16, which was not profiled" in said.reason
 
 
+def test_devices_of_two_kinds_are_both_named_and_hold_what_they_themselves_have_room_for() -> None:
+    big, small = replace(BOX.devices[0], count=2), replace(BOX.devices[0], name="GTX 1060", count=2, memory_GB=0.1)
+    said = verdict("conv", 400, replace(BOX, devices=(big, replace(small, memory_GB=6))))
+    assert said.reason.startswith("Use mirrored on 2 x GTX 1080 Ti and 2 x GTX 1060: ")
+    made = rows(Predictor(stevens_profile("conv"), replace(BOX, devices=(big, small))), STRATEGIES[1:], [2, 4], 400)
+    assert [row.prediction.fits for row in made] == [True, True, False]
+
+
 def test_what_fits_nowhere_is_said() -> None:
     small = replace(BOX, devices=(replace(BOX.devices[0], memory_GB=0.01),))
     said = verdict("conv", 400, small)

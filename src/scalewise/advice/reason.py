@@ -11,6 +11,7 @@ from scalewise.advice.rows import Row
 from scalewise.phases import BETWEEN_DEVICES
 from scalewise.prediction.predict import Predictor
 from scalewise.results.units import bytes_text, seconds_text
+from scalewise.simulation.layout import in_use
 from scalewise.strategies.strategy import batch_shares, servers_of
 
 FEW = 16
@@ -108,7 +109,7 @@ class Reason:
         return f"at batch {self.several.prediction.batch:,}"
 
     def _devices(self, count: int) -> str:
-        return counted(self.predictor.cluster.devices[0].name, count)
+        return " and ".join(counted(device.name, each) for device, each in in_use(self.predictor.cluster, count))
 
     @property
     def _why(self) -> str:

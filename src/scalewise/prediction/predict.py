@@ -17,7 +17,7 @@ from scalewise.prediction.memory import memory_bytes
 from scalewise.prediction.siblings import lone_phases
 from scalewise.results.profile import ProfileDocument
 from scalewise.simulation.conduct import Conduct, conduct_of
-from scalewise.simulation.layout import Layout, packed
+from scalewise.simulation.layout import Layout, in_use, packed
 from scalewise.simulation.network import Network
 from scalewise.simulation.simulate import Seconds, Simulated, Simulator
 from scalewise.simulation.steady import ROUNDS, Steady
@@ -164,7 +164,7 @@ class Predictor:
         # Strategies of published tables, which nobody runs here, are counted as one device.
         held = strategy if strategy.name in STRATEGIES else Single()
         needed = memory_bytes(self.profile, self.costs, held, per_device, devices, self.cluster)
-        fits = needed <= min(device.memory_GB for device in self.cluster.devices) * 1e9
+        fits = needed <= min(device.memory_GB for device, _ in in_use(self.cluster, max(layout.per_host))) * 1e9
         epoch = full * seconds + last
         copied = self._copied_seconds(step, strategy, layout)
         return Prediction(
