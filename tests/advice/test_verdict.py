@@ -146,6 +146,16 @@ def test_a_better_strategy_that_nobody_asked_about_is_named() -> None:
     assert better.seconds <= predictor.simulate(strategy_of("ring"), 4, 100).step_seconds < made[1].prediction.seconds
 
 
+def test_one_device_stays_among_what_was_asked_about_and_hears_what_would_gain() -> None:
+    predictor = Predictor(stevens_profile("conv"), BOX)
+    said = verdict_of(predictor, rows(predictor, [strategy_of("layers")], [1, 4], 100))
+    [better] = [change for change in said.changes if change.strategy]
+    assert not said.add_devices
+    told = f"{better.strategy}, which was not asked about, would take {seconds_text(better.seconds)} a step there: "
+    assert f"{told}{better.speedup:.2f} times faster than one." in said.reason
+    assert "not asked about" not in verdict("linear", 100).reason
+
+
 def test_where_loading_counts_workers_are_priced_for_one_device_and_for_several() -> None:
     said = verdict("linear", 100)
     one, several = [change for change in said.changes if "loading workers" in change.change]

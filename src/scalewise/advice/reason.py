@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scalewise.advice.break_even import BreakEven, SLOWEST_GBps
+from scalewise.advice.changes import Change
 from scalewise.advice.device import counted
 from scalewise.advice.loading import OPTION, WORKERS, loaded_beside
 from scalewise.advice.rows import Row
@@ -57,8 +58,9 @@ class Reason:
             f"{self._pace(self.several, interval=True)}, with {each} on each."
         )
 
-    def to_stay(self, even: BreakEven, worth: float, best: bool) -> str:
-        """`best`: no strategy on several devices is faster than the one told of."""
+    def to_stay(self, even: BreakEven, worth: float, best: bool, other: Change | None = None) -> str:
+        """`best`: no strategy on several devices is faster than the one told of; `other`: but for one that nobody asked
+        about."""
         made = self.several.prediction
         spent = f": {self._moved()}" if made.bottleneck == "network" else ""
         which = "The best of several" if best else "The best that shares out the batch"
@@ -68,6 +70,10 @@ class Reason:
             f"{which}, {self.several.name} on {made.devices} devices, {self._pace(self.several, interval=True)} where "
             f"one {self._pace(self.alone)}.",
             self._when_faster(even, worth),
+            f"{other.strategy}, which was not asked about, would take {seconds_text(other.seconds)} a step there: "
+            f"{other.speedup:.2f} times faster than one."
+            if other
+            else "",
             self._one_loaded(worth),
         )
 
