@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scalewise.advice.break_even import break_even
-from scalewise.advice.rows import Question, Row, rows_of, strategy_text
+from scalewise.advice.rows import Question, Row, one_device_seconds, rows_of, strategy_text
 from scalewise.advice.verdict import Verdict, verdict_of
 from scalewise.clusters.catalogue import cluster_of
 from scalewise.clusters.cluster import Cluster
@@ -103,14 +103,15 @@ def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
     )
 
 
-def test_the_break_even_batch_is_the_first_that_is_faster() -> None:
-    predictor = Predictor(stevens_profile("linear"), BOX)
-    batch = break_even(predictor, strategy_of("mirrored"), 2, 100).batch
+@pytest.mark.parametrize(("workload", "devices", "shares"), [("linear", 2, 1), ("conv", 4, 1), ("conv", 4, 4)])
+def test_the_break_even_batch_is_the_first_that_is_faster(workload: str, devices: int, shares: int) -> None:
+    predictor = Predictor(stevens_profile(workload), BOX)
+    batch = break_even(predictor, strategy_of("mirrored"), devices, 100, shares).batch
     assert batch is not None
 
     def gain(size: int) -> float:
-        spread = predictor.simulate(strategy_of("mirrored"), 2, size).step_seconds
-        return predictor.simulate(Single(), 1, size).step_seconds - spread
+        spread = predictor.simulate(strategy_of("mirrored"), devices, size).step_seconds
+        return one_device_seconds(predictor, size, shares) - spread
 
     assert gain(batch) > 0 > gain(batch - 1)
 
