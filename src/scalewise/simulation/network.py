@@ -22,12 +22,15 @@ SOCKET_GBps = 2.0
 """What one process on a GPU host moves through sockets, each way; assumed, where no link was measured with them."""
 
 
+Way = Literal["out", "in", "both"]
+
+
 class Channel(NamedTuple):
     """Something that carries one thing after the other."""
 
     owner: Literal["rank", "host", "pair"]
     number: int | tuple[int, int]
-    way: Literal["out", "in", "both"]
+    way: Way
     kind: str
 
 
@@ -59,8 +62,22 @@ class Network:
         several sizes were measured."""
         key = source, target, sockets, bisect_right(self._steps, bytes)
         if key not in self._paths:
-            self._paths[key] = self._find(source, target, sockets, bytes)
+            found = self._find(source, target, sockets, bytes)
+            self._paths[key] = self._through_servers(found, source, target) if sockets else found
         return self._paths[key]
+
+    def _through_servers(self, path: Path, source: int, target: int) -> Path:
+        """A process that serves GPUs through sockets does so one by one, from whatever host they are."""
+        memory = self.cluster.link("host-device")
+        if memory is None or self.cluster.backend == "gloo":
+            return path
+        ends: tuple[tuple[int, Way], ...] = ((source, "out"), (target, "in"))
+        servers = {
+            Channel("rank", rank, way, memory.kind): 1 / (SOCKET_GBps * GIGA)
+            for rank, way in ends
+            if self.layout.place_of(rank) is None
+        }
+        return replace(path, channels=tuple((dict(path.channels) | servers).items()))
 
     def _find(self, source: int, target: int, sockets: bool, bytes: int) -> Path:
         here, there = self.layout.host_of(source), self.layout.host_of(target)
@@ -75,18 +92,17 @@ class Network:
         memory = self.cluster.link("host-device")
         by_sockets = sockets and self.cluster.backend == "gloo"  # as between devices, which is what was measured
         if memory and not by_sockets and (place is None or other is None):
-            return self._to_memory(memory, source, target, sockets)
+            return self._to_memory(memory, source, target)
         link = self._as_measured(self.cluster.link_between(place or 0, other or 0) or self._need("devices"), 1, bytes)
         if link.shared:
             return _path(link, Channel("host", here, "both", link.kind))
         return _between_ranks(link, source, target)
 
-    def _to_memory(self, link: Link, source: int, target: int, sockets: bool) -> Path:
-        """Every device has lanes of its own; the memory, or the process that serves from it, is there for all."""
+    def _to_memory(self, link: Link, source: int, target: int) -> Path:
+        """Every device has lanes of its own; the memory is there for all."""
         if link.shared:
             return _path(link, Channel("host", self.layout.host_of(source), "both", link.kind))
-        serving = SOCKET_GBps if sockets else HOST_MEMORY_GBps
-        speeds = [link.GBps if self.layout.place_of(end) is not None else serving for end in (source, target)]
+        speeds = [link.GBps if self.layout.place_of(end) is not None else HOST_MEMORY_GBps for end in (source, target)]
         ends = (Channel("rank", source, "out", link.kind), Channel("rank", target, "in", link.kind))
         channels = tuple((end, 1 / (GBps * GIGA)) for end, GBps in zip(ends, speeds, strict=True))
         return Path(link.latency_us * 1e-6, channels)
