@@ -206,6 +206,18 @@ def test_what_may_as_well_be_slower_is_only_probably_advised() -> None:
     assert "To be sure, time one device at batch 16, which was not profiled" in said.reason
 
 
+def test_one_device_that_is_a_guess_is_no_sure_ground_to_leave_it() -> None:
+    """Its own figure is of batch 32, where launching may be all of it: 128 may take no longer."""
+    profile = outlined_profile("ResNet-50", "Tesla T4", {32: 0.1}).model_copy(update={"least_seconds": 0.1})
+    predictor = Predictor(profile, cluster_of("4x-t4"))
+    made, _ = rows_of(predictor, Question([strategy_of("mirrored")], [4], [128], epoch_known=False))
+    assert made[1].prediction.known == "measured"
+    assert (made[1].speedup or 0.0) * made[1].prediction.seconds / made[1].prediction.high > 1
+    said = verdict_of(predictor, made)
+    assert (said.add_devices, said.sure) == (True, False)
+    assert "To be sure, time one device at batch 128, which was not profiled" in said.reason
+
+
 def test_devices_of_two_kinds_are_both_named_and_hold_what_they_themselves_have_room_for() -> None:
     big, small = replace(BOX.devices[0], count=2), replace(BOX.devices[0], name="GTX 1060", count=2, memory_GB=0.1)
     said = verdict("conv", 400, replace(BOX, devices=(big, replace(small, memory_GB=6))))

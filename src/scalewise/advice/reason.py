@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from scalewise.advice.break_even import BreakEven, SLOWEST_GBps
@@ -101,8 +102,11 @@ class Reason:
 
     @property
     def _gains(self) -> tuple[float, float]:
-        made, gain = self.several.prediction, self.several.gain or 0.0
-        return gain * made.seconds / made.high, gain * made.seconds / made.low
+        """What is not known of one device counts as much as what is not known of several."""
+        one, made, gain = self.alone.prediction, self.several.prediction, self.several.gain or 0.0
+        less = math.hypot(math.log(made.high / made.seconds), math.log(one.seconds / one.low))
+        more = math.hypot(math.log(made.seconds / made.low), math.log(one.high / one.seconds))
+        return gain * math.exp(-less), gain * math.exp(more)
 
     @property
     def _workload(self) -> str:
@@ -171,10 +175,14 @@ class Reason:
     def _how_to_be_sure(self) -> str:
         if self.sure:
             return ""
-        made = self.several.prediction
-        if made.known == "extrapolated" and batch_shares(made.strategy, made.devices) == made.devices:
-            size = made.batch_per_device
-            return f"To be sure, time one device at batch {size:,}, which was not profiled, and give that as --profile."
+        one, made = self.alone.prediction, self.several.prediction
+        shared_out = batch_shares(made.strategy, made.devices) == made.devices
+        guessed = {made.batch_per_device} if made.known == "extrapolated" and shared_out else set()
+        guessed |= {one.batch} if one.known == "extrapolated" else set()
+        if guessed:
+            sizes = " and ".join(f"{size:,}" for size in sorted(guessed))
+            timed = "which was not profiled" if len(guessed) == 1 else "which were not profiled"
+            return f"To be sure, time one device at batch {sizes}, {timed}, and give that as --profile."
         return "To be sure, time it on two devices there with `scalewise measure`, and give its folder as --calibrate."
 
     def _one_loaded(self, worth: float) -> str:
