@@ -47,6 +47,12 @@ def test_hosts_and_a_network_may_follow_a_name_of_the_catalogue() -> None:
     assert cluster_of("8x-a100-nvlink, 4 hosts, 100gbe") == cluster_of("8 x a100-nvlink, 4 hosts, 100gbe")
 
 
+def test_the_v100_box_costs_what_one_with_its_memory_does() -> None:
+    """AWS rents out boxes of 16 GB cards, too, for 24.48."""
+    box = cluster_of("8x-v100-nvlink")
+    assert (box.devices[0].memory_GB, box.price_per_hour) == (32, 31.212)
+
+
 def test_part_of_a_box_has_no_price_of_its_own() -> None:
     cluster = cluster_of("2 x a100-nvlink")
     assert (cluster.size, cluster.price_per_hour) == (2, None)
