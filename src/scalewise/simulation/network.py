@@ -23,6 +23,8 @@ SOCKET_GBps = 2.0
 
 
 Way = Literal["out", "in", "both"]
+_Key = tuple[int, int, bool, int, bool]
+"""Source, target, whether by sockets, the class of its size, whether alone."""
 
 
 class Channel(NamedTuple):
@@ -52,32 +54,36 @@ class Network:
     def __init__(self, cluster: Cluster, layout: Layout) -> None:
         self.cluster = cluster
         self.layout = layout
-        self._paths: dict[tuple[int, int, bool, int], Path] = {}
+        self._paths: dict[_Key, Path] = {}
         self._steps = sorted(
             {entry.from_bytes for entry in cluster.measured if entry.operation == SEND and entry.from_bytes}
         )
 
-    def path(self, source: int, target: int, sockets: bool = False, bytes: int = 0) -> Path:
+    def path(self, source: int, target: int, sockets: bool = False, bytes: int = 0, alone: bool = False) -> Path:
         """`sockets`: by gloo, which on a GPU host means through a process of the host. `bytes` matter where sends of
-        several sizes were measured."""
-        key = source, target, sockets, bisect_right(self._steps, bytes)
+        several sizes were measured. `alone`: no part of a collective, which uses the lanes of all devices."""
+        key = source, target, sockets, bisect_right(self._steps, bytes), alone
         if key not in self._paths:
-            found = self._find(source, target, sockets, bytes)
-            self._paths[key] = self._through_servers(found, source, target) if sockets else found
+            self._paths[key] = self._through_ends(self._find(source, target, sockets, bytes), key)
         return self._paths[key]
 
-    def _through_servers(self, path: Path, source: int, target: int) -> Path:
-        """A process that serves GPUs through sockets does so one by one, from whatever host they are."""
+    def _through_ends(self, path: Path, key: _Key) -> Path:
+        """With what belongs to a rank, from whatever host the others are: a GPU has its own lanes to the network, and
+        its server one process that moves all through sockets."""
         memory = self.cluster.link("host-device")
         if memory is None or self.cluster.backend == "gloo":
             return path
+        source, target, sockets, _, alone = key
+        leaves = alone and self.layout.host_of(source) != self.layout.host_of(target)
+        channels = dict(path.channels)
         ends: tuple[tuple[int, Way], ...] = ((source, "out"), (target, "in"))
-        servers = {
-            Channel("rank", rank, way, memory.kind): 1 / (SOCKET_GBps * GIGA)
-            for rank, way in ends
-            if self.layout.place_of(rank) is None
-        }
-        return replace(path, channels=tuple((dict(path.channels) | servers).items()))
+        for rank, way in ends:
+            serves = self.layout.place_of(rank) is None
+            if sockets and serves:
+                channels[Channel("rank", rank, way, memory.kind)] = 1 / (SOCKET_GBps * GIGA)
+            elif leaves and not serves and not memory.shared:
+                channels[Channel("rank", rank, way, memory.kind)] = 1 / (memory.GBps * GIGA)
+        return replace(path, channels=tuple(channels.items()))
 
     def _find(self, source: int, target: int, sockets: bool, bytes: int) -> Path:
         here, there = self.layout.host_of(source), self.layout.host_of(target)
@@ -173,13 +179,16 @@ def _path(link: Link, *channels: Channel) -> Path:
 class Traffic:
     """Channels in use: what comes first is served first, and each channel works on its own queue."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, alone: bool = False) -> None:
+        """`alone`: what is sent is no part of a collective."""
         self.network = network
+        self.alone = alone
         self.free: dict[Channel, float] = defaultdict(float)
 
     def path(self, send: Send) -> Path:
         """Only gloo answers a message with a notice of its own."""
-        return self.network.path(send.source, send.target, sockets=send.reply_bytes > 0, bytes=send.bytes)
+        by_sockets = send.reply_bytes > 0
+        return self.network.path(send.source, send.target, by_sockets, send.bytes, self.alone)
 
     def carry(self, send: Send, ready: float) -> float:
         """When the last byte arrives."""
