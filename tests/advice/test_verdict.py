@@ -226,6 +226,16 @@ def test_devices_of_two_kinds_are_both_named_and_hold_what_they_themselves_have_
     assert [row.prediction.fits for row in made] == [True, True, False]
 
 
+def test_one_device_that_has_room_where_a_root_has_not_hears_so() -> None:
+    """A root keeps everyone's gradients."""
+    cluster = cluster_of("1 x t4, 64 hosts, 10gbe")
+    predictor = Predictor(outlined_profile("VGG16", "Tesla T4", {32: 0.3}), cluster)
+    said = verdict_of(predictor, rows(predictor, [strategy_of("data-parallel")], [64], 32))
+    assert not said.add_devices
+    assert "VGG16 fits one, which takes 300 ms a step, but data-parallel on 64 devices needs " in said.reason
+    assert "too large" not in said.reason
+
+
 def test_what_fits_nowhere_is_said() -> None:
     small = replace(BOX, devices=(replace(BOX.devices[0], memory_GB=0.01),))
     said = verdict("conv", 400, small)

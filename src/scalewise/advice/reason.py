@@ -62,20 +62,33 @@ class Reason:
     def to_stay(self, even: BreakEven, worth: float, best: bool, other: Change | None = None) -> str:
         """`best`: no strategy on several devices is faster than the one told of; `other`: but for one that nobody asked
         about."""
+        instead = ""
+        if other:
+            instead = (
+                f"{other.strategy}, which was not asked about, would take {seconds_text(other.seconds)} a step there: "
+                f"{other.speedup:.2f} times faster than one."
+            )
+        why = self._no_faster(even, worth, best) if self.several.prediction.fits else self._no_room()
+        return _joined(f"Stay on {self._devices(1)}.", why, instead, self._one_loaded(worth))
+
+    def _no_faster(self, even: BreakEven, worth: float, best: bool) -> str:
         made = self.several.prediction
         spent = f": {self._moved()}" if made.bottleneck == "network" else ""
         which = "The best of several" if best else "The best that shares out the batch"
         return _joined(
-            f"Stay on {self._devices(1)}.",
             f"{self._at.capitalize()}, {self._workload} on {self.predictor.cluster.name} is {self._why}{spent}.",
             f"{which}, {self.several.name} on {made.devices} devices, {self._pace(self.several, interval=True)} where "
             f"one {self._pace(self.alone)}.",
             self._when_faster(even, worth),
-            f"{other.strategy}, which was not asked about, would take {seconds_text(other.seconds)} a step there: "
-            f"{other.speedup:.2f} times faster than one."
-            if other
-            else "",
-            self._one_loaded(worth),
+        )
+
+    def _no_room(self) -> str:
+        """Where one device has it: a root may hold more than one that works alone."""
+        made = self.several.prediction
+        return (
+            f"{self._at.capitalize()}, {self._workload} fits one, which {self._pace(self.alone)}, but "
+            f"{self.several.name} on {made.devices} devices needs {bytes_text(made.memory_bytes)} of memory on one of "
+            "them."
         )
 
     def to_add(self, even: BreakEven, worth: float) -> str:
