@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from scalewise.clusters.catalogue import cluster_of
@@ -125,6 +127,22 @@ def test_thousands_of_workers_wait_for_their_server() -> None:
     predictor = Predictor(stevens_profile("linear"), cluster_of("8 x a100-nvlink, 512 hosts, infiniband-200"))
     few, many = (predictor.simulate(ASYNC, count, 10 * count).step_seconds for count in (256, 4096))
     assert many == pytest.approx(16 * few, rel=0.05)
+
+
+def test_beyond_those_that_are_followed_rounds_go_on_growing() -> None:
+    """One server's process serves all, from whatever host they come."""
+    predictor = Predictor(stevens_profile("linear"), cluster_of("8 x a100-nvlink, 8 hosts, 100gbe"))
+    made = [predictor.predict(ASYNC, count, 10 * count) for count in (8, 16, 32, 64)]
+    for fewer, more in pairwise(made):
+        assert more.seconds == pytest.approx(2 * fewer.seconds, rel=0.03)
+    for fewer, more in pairwise(made[1:]):
+        assert more.high / more.seconds == pytest.approx(fewer.high / fewer.seconds, rel=0.02)
+
+
+def test_servers_of_gpus_take_twice_as_long_for_twice_as_many_on_other_hosts_too() -> None:
+    predictor = Predictor(stevens_profile("linear"), cluster_of("8 x a100-nvlink, 4 hosts, infiniband-400"))
+    here, over = (predictor.simulate(SYNC, count, 10 * count).step_seconds for count in (8, 16))
+    assert over == pytest.approx(2 * here, rel=0.1)
 
 
 def test_a_round_sends_what_a_step_does() -> None:
