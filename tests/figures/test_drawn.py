@@ -86,7 +86,7 @@ def test_speedups_have_whiskers_that_stay_inside_the_figure_and_are_explained() 
         assert figure
         assert all(axes.collections for axes in figure.axes)
         assert figure.axes[0].get_ylim()[1] > 2 * (1 + 0.3 * 2**0.5)
-        subtitles = [each.get_text() for each in figure.findobj(Annotation)]  # type: ignore[attr-defined]
+        subtitles = [each.get_text() for each in figure.findobj(Annotation)]
         assert any(f"{says}Whiskers: 95 % intervals" in text for text in subtitles)
 
 
