@@ -94,6 +94,16 @@ def in_place() -> Workload:
     return replace(float64(), model=model)
 
 
+def keeping() -> Workload:
+    """Activations first, weights last: where its stages hold the same depends on the samples."""
+
+    def model() -> nn.Module:
+        activations, weights = [nn.Tanh() for _ in range(8)], [nn.Linear(20, 20) for _ in range(2)]
+        return nn.Sequential(nn.Linear(6, 20), *activations, *weights, nn.Linear(20, 3)).double()
+
+    return replace(float64(), model=model)
+
+
 class Branches(nn.Module):
     """No sequence, and torch.export cannot follow it: it looks at its numbers."""
 
@@ -284,6 +294,26 @@ def wrongly_declared() -> Workload:
 def dropout_left_out() -> Workload:
     """Says nothing of the dropout between its stages, which only training shows."""
     return replace(wrongly_declared(), model=lambda: Activated(0.5).double())
+
+
+class Two(Named):
+    """Gives what it was given as well, looking at numbers or not."""
+
+    def __init__(self, looks: bool = False) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        assert not self.looks or inputs.sum() != 0
+        return super().forward(inputs), inputs
+
+
+def two_tensors() -> Workload:
+    return replace(declared(), model=lambda: Two().double(), loss=lambda outputs, _: outputs[0].sum())
+
+
+def two_tensors_by_numbers() -> Workload:
+    return replace(two_tensors(), model=lambda: Two(looks=True).double())
 
 
 def backwards() -> Workload:

@@ -107,7 +107,7 @@ class Footprint:
     on_gpu: bool = False
     """Devices that compute much faster than they are told what to do."""
     microbatches: int | None = None
-    """That an engine chose for a pipeline; None: a plan chooses."""
+    """That an engine chose for a pipeline, or `layers` computes one after the other; None: a plan chooses."""
     norms_batches: bool = False
     """Whether a layer computes with the mean of the samples that it sees, as batch norm does."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scalewise.advice.break_even import break_even
-from scalewise.advice.rows import Question, Row, rows_of, strategy_text
+from scalewise.advice.rows import Question, Row, one_device_seconds, rows_of, strategy_text
 from scalewise.advice.verdict import Verdict, verdict_of
 from scalewise.clusters.catalogue import cluster_of
 from scalewise.clusters.cluster import Cluster
@@ -16,6 +16,7 @@ from scalewise.prediction.predict import Predictor
 from scalewise.published.models import outlined_profile
 from scalewise.published.stevens import stevens_profile
 from scalewise.results.profile import ProfileDocument
+from scalewise.results.units import seconds_text
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.single import Single
 from scalewise.strategies.strategy import Strategy
@@ -67,6 +68,28 @@ def test_what_does_not_fit_one_device_must_be_spread() -> None:
     assert said.add_devices
     assert said.best.speedup is None
     assert "does not fit into one" in said.reason
+    assert f"takes {seconds_text(said.best.prediction.seconds)} a step" in said.reason
+
+
+def test_what_would_not_fit_is_no_remedy_and_nothing_is_as_fast_as_what_does_not_run() -> None:
+    predictor = Predictor(stevens_profile("conv"), BOX)
+    needed = [predictor.predict(strategy_of("mirrored"), 4, batch).memory_bytes / 1e9 for batch in (400, 1600)]
+    for memory_GB, larger in ((1.01 * needed[0], False), (1.01 * needed[1], True)):
+        said = verdict("conv", 400, replace(BOX, devices=(replace(BOX.devices[0], memory_GB=memory_GB),)))
+        assert (
+            any("a batch of 1,600" in change.change and "acc" not in change.change for change in said.changes) is larger
+        )
+        assert {change.speedup is None for change in said.changes} == {not larger}
+
+
+def test_one_device_that_has_no_room_for_a_larger_batch_is_compared_at_its_own() -> None:
+    predictor = Predictor(stevens_profile("conv"), BOX)
+    memory_GB = 1.1 * predictor.predict(Single(), 1, 400).memory_bytes / 1e9
+    said = verdict("conv", 400, replace(BOX, devices=(replace(BOX.devices[0], memory_GB=memory_GB),)))
+    [larger] = [change for change in said.changes if change.change.startswith("a batch of 1,600")]
+    assert "one device as it is, which has no room for more" in larger.change
+    spread = predictor.simulate(strategy_of("mirrored"), 4, 1600).step_seconds
+    assert larger.speedup == pytest.approx(4 * predictor.simulate(Single(), 1, 400).step_seconds / spread)
 
 
 def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
@@ -80,14 +103,15 @@ def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
     )
 
 
-def test_the_break_even_batch_is_the_first_that_is_faster() -> None:
-    predictor = Predictor(stevens_profile("linear"), BOX)
-    batch = break_even(predictor, strategy_of("mirrored"), 2, 100).batch
+@pytest.mark.parametrize(("workload", "devices", "shares"), [("linear", 2, 1), ("conv", 4, 1), ("conv", 4, 4)])
+def test_the_break_even_batch_is_the_first_that_is_faster(workload: str, devices: int, shares: int) -> None:
+    predictor = Predictor(stevens_profile(workload), BOX)
+    batch = break_even(predictor, strategy_of("mirrored"), devices, 100, shares).batch
     assert batch is not None
 
     def gain(size: int) -> float:
-        spread = predictor.simulate(strategy_of("mirrored"), 2, size).step_seconds
-        return predictor.simulate(Single(), 1, size).step_seconds - spread
+        spread = predictor.simulate(strategy_of("mirrored"), devices, size).step_seconds
+        return one_device_seconds(predictor, size, shares) - spread
 
     assert gain(batch) > 0 > gain(batch - 1)
 
@@ -104,13 +128,13 @@ def test_where_one_device_only_loads_no_link_helps() -> None:
 
 def test_changes_are_priced_and_the_best_comes_first() -> None:
     changes = verdict("linear", 100).changes
-    speedups = [change.speedup for change in changes]
+    speedups = [change.speedup or 0.0 for change in changes]
     assert speedups == sorted(speedups, reverse=True)
     fp16 = next(change for change in changes if "fp16" in change.change)
     assert not fp16.exact
     plain = rows(Predictor(stevens_profile("linear"), BOX), [strategy_of("mirrored")], [2], 100)[1].speedup
     assert plain is not None
-    assert fp16.speedup > 1.3 * plain
+    assert (fp16.speedup or 0.0) > 1.3 * plain
 
 
 def test_a_better_strategy_that_nobody_asked_about_is_named() -> None:
@@ -121,6 +145,16 @@ def test_a_better_strategy_that_nobody_asked_about_is_named() -> None:
     assert named.exact
     assert better.seconds == pytest.approx(predictor.simulate(named, 4, 100).step_seconds)
     assert better.seconds <= predictor.simulate(strategy_of("ring"), 4, 100).step_seconds < made[1].prediction.seconds
+
+
+def test_one_device_stays_among_what_was_asked_about_and_hears_what_would_gain() -> None:
+    predictor = Predictor(stevens_profile("conv"), BOX)
+    said = verdict_of(predictor, rows(predictor, [strategy_of("layers")], [1, 4], 100))
+    [better] = [change for change in said.changes if change.strategy]
+    assert not said.add_devices
+    told = f"{better.strategy}, which was not asked about, would take {seconds_text(better.seconds)} a step there: "
+    assert f"{told}{better.speedup:.2f} times faster than one." in said.reason
+    assert "not asked about" not in verdict("linear", 100).reason
 
 
 def test_where_loading_counts_workers_are_priced_for_one_device_and_for_several() -> None:
@@ -170,6 +204,36 @@ def test_what_may_as_well_be_slower_is_only_probably_advised() -> None:
     assert said.reason.startswith("Probably use mirrored on 4 x Tesla T4: at batch 64 ")
     assert "it cannot be told for sure" in said.reason
     assert "To be sure, time one device at batch 16, which was not profiled" in said.reason
+
+
+def test_one_device_that_is_a_guess_is_no_sure_ground_to_leave_it() -> None:
+    """Its own figure is of batch 32, where launching may be all of it: 128 may take no longer."""
+    profile = outlined_profile("ResNet-50", "Tesla T4", {32: 0.1}).model_copy(update={"least_seconds": 0.1})
+    predictor = Predictor(profile, cluster_of("4x-t4"))
+    made, _ = rows_of(predictor, Question([strategy_of("mirrored")], [4], [128], epoch_known=False))
+    assert made[1].prediction.known == "measured"
+    assert (made[1].speedup or 0.0) * made[1].prediction.seconds / made[1].prediction.high > 1
+    said = verdict_of(predictor, made)
+    assert (said.add_devices, said.sure) == (True, False)
+    assert "To be sure, time one device at batch 128, which was not profiled" in said.reason
+
+
+def test_devices_of_two_kinds_are_both_named_and_hold_what_they_themselves_have_room_for() -> None:
+    big, small = replace(BOX.devices[0], count=2), replace(BOX.devices[0], name="GTX 1060", count=2, memory_GB=0.1)
+    said = verdict("conv", 400, replace(BOX, devices=(big, replace(small, memory_GB=6))))
+    assert said.reason.startswith("Use mirrored on 2 x GTX 1080 Ti and 2 x GTX 1060: ")
+    made = rows(Predictor(stevens_profile("conv"), replace(BOX, devices=(big, small))), STRATEGIES[1:], [2, 4], 400)
+    assert [row.prediction.fits for row in made] == [True, True, False]
+
+
+def test_one_device_that_has_room_where_a_root_has_not_hears_so() -> None:
+    """A root keeps everyone's gradients."""
+    cluster = cluster_of("1 x t4, 64 hosts, 10gbe")
+    predictor = Predictor(outlined_profile("VGG16", "Tesla T4", {32: 0.3}), cluster)
+    said = verdict_of(predictor, rows(predictor, [strategy_of("data-parallel")], [64], 32))
+    assert not said.add_devices
+    assert "VGG16 fits one, which takes 300 ms a step, but data-parallel on 64 devices needs " in said.reason
+    assert "too large" not in said.reason
 
 
 def test_what_fits_nowhere_is_said() -> None:

@@ -92,6 +92,13 @@ def test_the_batch_of_each_device_makes_one_table_beside_one_device_with_as_many
     assert f"it trains {rates[0]:,.0f} samples/s where one device trains {rates[1]:,.0f} samples/s" in words(said)
 
 
+def test_what_is_asked_twice_is_answered_once(scalewise: Run) -> None:
+    asked = ("advise", "linear", "--cluster", "4x-gtx-1080-ti", "--strategy", "mirrored")
+    once = json.loads(scalewise(*asked, "--batch", "100,50", "--devices", "2,4", "--json").stdout)
+    more = ("--strategy", "mirrored", "--batch", "100,100,50", "--devices", "2,4,2")
+    assert json.loads(scalewise(*asked, *more, "--json").stdout) == once
+
+
 def test_what_the_readme_quotes_is_what_is_printed(scalewise: Run) -> None:
     block = (ROOT / "README.md").read_text().partition("$ scalewise advise ")[2].partition("```")[0]
     command_line, _, quoted = block.partition("\n")
@@ -142,6 +149,10 @@ def test_the_best_rows_step_opens_in_perfetto(scalewise: Run, tmp_path: Path) ->
         (["linaer", "--cluster", "4x-t4"], ["unknown workload 'linaer' (did you mean 'linear'?)", "ResNet-50"]),
         (["linear", "--cluster", "4x-gtx"], ["unknown cluster '4x-gtx'", "4x-gtx-1080-ti"]),
         (["linear", *STUDY, "--devices", "8"], ["4x-gtx-1080-ti has 1 to 4 devices, not 8"]),
+        (
+            ["linear", "--cluster", "4 x gtx-1080-ti, 1000000000 hosts, 1gbe"],
+            ["has 4,000,000,000 devices; up to 1,000,000 are simulated"],
+        ),
         (["linear", *STUDY, "--strategy", "mirored"], ["unknown strategy 'mirored'"]),
         (
             ["linear", "--cluster", "4x-gtx-1080-ti", "--batch-per-device", "0"],
@@ -151,13 +162,40 @@ def test_the_best_rows_step_opens_in_perfetto(scalewise: Run, tmp_path: Path) ->
         (["ResNet-50", "--cluster", "4x-t4"], ["as in --step-time 0.062@32"]),
         (["linear", *STUDY, "--step-time", "fast"], ["--step-time is 'fast'; write SECONDS@BATCH, as in 0.062@32"]),
         (["linear", *STUDY, "--step-time", "0@32"], ["--step-time is '0@32'"]),
+        (["linear", *STUDY, "--step-time", "1e400@32"], ["--step-time is '1e400@32'"]),
         (["linear", *STUDY, "--step-time", "1.2.3@32"], ["--step-time is '1.2.3@32'"]),
         (["linear", *STUDY, "--batch-per-device", "3"], ["give --batch or --batch-per-device, not both"]),
         (["--profile", "none.json", *STUDY], ["cannot read the profile none.json"]),
+        (
+            ["linear", *STUDY, "--load", "stream:workers=4", "--precision", "bf16"],
+            ["--precision and --load would tell how to time one device, but linear on GTX 1080 Ti is known from the"],
+        ),
+        (
+            ["ResNet-50", "--cluster", "4x-t4", "--step-time", "0.1@32", "--load", "files"],
+            ["--load would tell how to time one device, but a step time is given; leave it out"],
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(scalewise: Run, arguments: list[str], parts: list[str]) -> None:
     scalewise("advise", *arguments).refused(2, *parts)
+
+
+def test_a_profile_answers_for_its_own_workload_as_it_was_timed(scalewise: Run, tmp_path: Path) -> None:
+    path = tmp_path / "conv.json"
+    Profile(stevens_profile("conv")).write(path)
+    assert scalewise("advise", "conv", "--profile", path, *STUDY).code == 0
+    scalewise("advise", "linear", "--profile", path, *STUDY).refused(2, "the profile is of conv, not of linear")
+    said = scalewise("advise", "--profile", path, *STUDY, "--precision", "bf16")
+    said.refused(2, "--precision would tell how to time one device, but a profile is given")
+
+
+def test_a_profile_whose_steps_take_no_time_is_none(scalewise: Run, tmp_path: Path) -> None:
+    conv, path = stevens_profile("conv"), tmp_path / "conv.json"
+    nothing = {"load": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
+    first = conv.steps[0].model_copy(update=nothing)
+    Profile(conv.model_copy(update={"steps": (first, *conv.steps[1:])})).write(path)
+    said = scalewise("advise", "--profile", path, *STUDY)
+    said.refused(2, "the profile of conv has a step of 0 seconds, at batch 10")
 
 
 def test_seconds_of_one_device_are_not_put_beside_the_links_of_another(scalewise: Run, tmp_path: Path) -> None:

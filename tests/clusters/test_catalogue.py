@@ -43,6 +43,16 @@ def test_boxes_and_a_network_make_a_cluster() -> None:
     assert cluster.price_per_hour == pytest.approx(4 * alone)
 
 
+def test_hosts_and_a_network_may_follow_a_name_of_the_catalogue() -> None:
+    assert cluster_of("8x-a100-nvlink, 4 hosts, 100gbe") == cluster_of("8 x a100-nvlink, 4 hosts, 100gbe")
+
+
+def test_the_v100_box_costs_what_one_with_its_memory_does() -> None:
+    """AWS rents out boxes of 16 GB cards, too, for 24.48."""
+    box = cluster_of("8x-v100-nvlink")
+    assert (box.devices[0].memory_GB, box.price_per_hour) == (32, 31.212)
+
+
 def test_part_of_a_box_has_no_price_of_its_own() -> None:
     cluster = cluster_of("2 x a100-nvlink")
     assert (cluster.size, cluster.price_per_hour) == (2, None)
@@ -58,6 +68,7 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("4x-gtx-1080", "unknown cluster '4x-gtx-1080' (did you mean '4x-gtx-1080-ti'?); valid: 8x-a100-nvlink"),
+        ("4x-gtx", "3072x-tpu-v4, 8x-v100-nvlink, one composed as in '8 x a100-nvlink, 4 hosts, 100gbe'"),
         ("8 x a100-nvlnk", "unknown box 'a100-nvlnk' (did you mean 'a100-nvlink'?)"),
         ("9 x a100-nvlink", "a box of a100-nvlink holds 1 to 8 devices, not 9"),
         ("4 x rtx-3090, 2 hosts", "name the network between the hosts"),

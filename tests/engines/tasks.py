@@ -7,17 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from scalewise.engines import pipelined
 from scalewise.engines.engine import Job, Place
 from scalewise.engines.pipeline import build
 from scalewise.engines.pipeline_stage import HostStage, TimedStage
 from scalewise.engines.registry import ENGINES
+from scalewise.servers.client import Client
 from scalewise.session.failure import from_exception
 from scalewise.session.worker import Worker
 from scalewise.step.clock import HostClock, Times
+from scalewise.training.outcome import Outcome
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
+from tests.tiny_dropout import Remembered
 
 
 def worked_on(worker: Worker, request: Request) -> list[str]:
@@ -87,6 +92,15 @@ def samples_at_a_time(worker: Worker, request: Request) -> int | None:
     return samples
 
 
+def cut_where(worker: Worker, request: Request) -> list[int]:
+    """The sections that end its stages."""
+    workload = request.resolved()
+    place = Place(worker.rank, worker.world, worker.device)
+    job = Job(workload, workload.data(request.data), request.settings, place, HostClock(Times()))
+    engine: Any = ENGINES[request.strategy.name](request.strategy, job)
+    return [stage.stop for stage in engine.ranges]
+
+
 def kept_and_learnt(worker: Worker, request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
     """By a part of a cut model after some steps: what its dropouts kept at the last, and its weights."""
     workload = request.resolved()
@@ -100,3 +114,26 @@ def kept_and_learnt(worker: Worker, request: Request) -> tuple[dict[str, Any], d
         engine.step()
     kept = {name: module.kept.tolist() for name, module in engine.model.named_modules() if hasattr(module, "kept")}
     return kept, {name: parameter.tolist() for name, parameter in engine.model.named_parameters()}
+
+
+def train_and_note_masks(worker: Worker, request: Request) -> tuple[Outcome, list[list[float]]]:
+    """What was dropped, by both layers of the model, before each push of this worker."""
+    seen: list[list[float]] = []
+    pushed: list[list[float]] = []
+    finish_pushes = Client.finish_pushes
+
+    def note(module: nn.Module, _inputs: object, _output: Tensor) -> None:
+        if isinstance(module, Remembered):
+            seen.append(module.mask.tolist())
+
+    def finish_and_note(client: Client) -> None:
+        pushed.append(seen[-2] + seen[-1])
+        finish_pushes(client)
+
+    hook = register_module_forward_hook(note)
+    Client.finish_pushes = finish_and_note  # type: ignore[method-assign,assignment]
+    try:
+        return train_task(worker, request), pushed
+    finally:
+        hook.remove()
+        Client.finish_pushes = finish_pushes  # type: ignore[method-assign]

@@ -15,6 +15,8 @@ from scalewise.engines.engine import Job, Place
 from scalewise.engines.layers import build
 from scalewise.engines.stages import HoldsStages
 from scalewise.errors import UserError
+from scalewise.prediction.held import Run
+from scalewise.prediction.holdings import held_by
 from scalewise.step.clock import HostClock, Times
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
@@ -25,8 +27,9 @@ from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from scalewise.verbs.outcomes import bytes_per_step
 from scalewise.workloads.footprint import footprint_of
+from scalewise.workloads.layer_memory import layers_of
 from tests.conftest import DEVICE_KIND, SessionOf
-from tests.engines.tasks import failure_of, samples_at_a_time, train_through_host, worked_on
+from tests.engines.tasks import cut_where, failure_of, samples_at_a_time, train_through_host, worked_on
 
 pytestmark = pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
 HERE = torch.device("cpu" if DEVICE_KIND == "cpu" else "cuda")
@@ -213,6 +216,18 @@ def test_an_exported_model_is_exported_for_the_samples_of_a_part(
     assert_alike(tmp_path / "spread", tmp_path / "alone")
 
 
+def test_stages_are_cut_for_the_part_of_a_batch_that_is_at_work(session_of: SessionOf) -> None:
+    request = request_for("keeping", "layers", None, batch=16, accumulate=8)
+    workload = request.resolved()
+    known = footprint_of(workload, workload.data(request.data))
+    ends = {samples: [stage.stop for stage in request.strategy.ranges(known, 2, samples)] for samples in (2, 16)}  # type: ignore[attr-defined]
+    assert session_of(2).run(cut_where, request) == [ends[2]] * 2
+    assert ends[2] != ends[16]
+    layers = layers_of(workload, workload.data(request.data), 2, torch.device("cpu"))
+    first = held_by(request.strategy, 0, Run(2, 16, known, accumulate=8), layers)
+    assert len(first.layers) == ends[2][0]
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_messages_through_the_host_change_nothing_and_their_buffers_are_kept(
     schedule: str, tmp_path: Path, session_of: SessionOf
@@ -252,13 +267,28 @@ def test_messages_through_the_host_change_nothing_and_their_buffers_are_kept(
 def test_a_model_that_cannot_be_cut_is_answered_with_where_and_what_to_do(
     kind: str, strategy: str, ranks: int, sentence: str
 ) -> None:
+    assert sentence in answer_to(kind, strategy, ranks)
+
+
+def test_an_answer_tells_nothing_of_places_that_it_is_not_about() -> None:
+    told = "cut=1 makes 2 stages, and these devices need 3; name 2 places, or use other --devices"
+    assert answer_to("turned", "layers:cut=1", 3) == told
+
+
+def answer_to(kind: str, strategy: str, ranks: int) -> str:
     request = request_for(kind, strategy, None)
     workload = request.resolved()
     place = Place(0, ranks, torch.device("cpu"))
     job = Job(workload, workload.data(request.data), request.settings, place, HostClock(Times()))
     with pytest.raises(UserError) as answer:
         build(request.strategy, job)  # type: ignore[arg-type]
-    assert sentence in str(answer.value)
+    return str(answer.value)
+
+
+@pytest.mark.parametrize("strategy", ["pipeline", "hybrid:stages=2"])
+def test_parts_of_a_batch_are_asked_for_as_micro_batches(strategy: str, session_of: SessionOf) -> None:
+    with pytest.raises(UserError, match=r"parts already: use its option microbatches=2 in place of --accumulate 2$"):
+        session_of(2).run(train_task, request_for("small_unet", strategy, None, accumulate=2))
 
 
 @pytest.mark.parametrize(("kind", "count"), [("gpipe", 3), ("1f1b", 3), ("interleaved", 4)])

@@ -13,10 +13,11 @@ from scalewise.engines.engine import Place
 from scalewise.step.settings import Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.training.loop import train_on
+from scalewise.training.outcome import Outcome
 from scalewise.training.request import Request
 from scalewise.training.task import train_task
 from tests.conftest import DEVICE_KIND, SessionOf
-from tests.engines.tasks import failure_of, kept_and_learnt
+from tests.engines.tasks import failure_of, kept_and_learnt, train_and_note_masks
 
 pytestmark = pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs several devices")
 CUT = "tensor:columns=up,rows=down"
@@ -65,6 +66,7 @@ def test_stages_drop_independently(strategy: str, tmp_path: Path, session_of: Se
         ("hybrid:stages=2", 4, "remembered"),
         ("mirrored", 2, "remembered"),
         ("sharded", 2, "remembered"),
+        ("parameter-server:servers=2", 2, "remembered"),
         (CUT, 2, "uneven"),
         ("hybrid:tensor=2", 4, "paired"),
     ],
@@ -89,6 +91,29 @@ def test_a_run_with_dropout_goes_on_with_another_number_of_stages_and_every_time
         (tmp_path / again).write_bytes((tmp_path / "first").read_bytes())
         train(strategy, ranks, tmp_path / again, 4, session_of, resume=True)
     assert differing(load_file(tmp_path / "second"), load_file(tmp_path / "third")) == []
+
+
+def served_masks(strategy: str, sessions: SessionOf, steps: int = 6) -> list[tuple[Outcome, list[list[float]]]]:
+    chosen = strategy_of(strategy)
+    request = Request("tests.tiny_dropout:remembered", chosen, Settings(4, None, steps), DataRequest(samples=12))
+    found: list[tuple[Outcome, list[list[float]]]] = sessions(2, chosen).run(train_and_note_masks, request)
+    return found
+
+
+def test_workers_of_servers_drop_each_for_itself(session_of: SessionOf) -> None:
+    [(_, first), (_, second)] = served_masks("parameter-server", session_of)
+    assert len({tuple(mask) for mask in first + second}) == 6 + 6
+
+
+def test_every_part_of_asynchronous_work_drops_its_own_whichever_worker_does_it(session_of: SessionOf) -> None:
+    def by_ticket(steps: int) -> dict[int, list[float]]:
+        found = served_masks("parameter-server-async", session_of, steps)
+        done = [zip(outcome.updates, masks, strict=True) for outcome, masks in found]
+        return {update.ticket: mask for each in done for update, mask in each}
+
+    first, again = by_ticket(6), by_ticket(9)
+    assert len({tuple(mask) for mask in first.values()}) == 2 * 6
+    assert first.items() <= again.items()
 
 
 def cut_request(kind: str) -> Request:

@@ -12,18 +12,10 @@ import torch
 from scalewise.errors import UserError
 from scalewise.experiments import unet
 from scalewise.experiments.unet import conclude
+from scalewise.experiments.unet_runs import Ran, as_measured, phases_by_rank, typical_step
 from scalewise.experiments.unet_setup import CPU, CPU_QUICK, GPU, GPU_QUICK, Setup, nearest_first
-from scalewise.experiments.unet_words import (
-    Ran,
-    Spot,
-    apart,
-    as_measured,
-    comparison,
-    headline,
-    phases_by_rank,
-    sweep_words,
-    typical_step,
-)
+from scalewise.experiments.unet_sweep import Spot, sweep_words
+from scalewise.experiments.unet_words import apart, comparison, headline
 from scalewise.results.experiment import ExperimentResult
 from scalewise.step.room import MEMORY_LIMIT, memory_limit_bytes
 from scalewise.timeline import Span, Timeline

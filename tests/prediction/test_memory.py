@@ -115,6 +115,9 @@ def test_a_stage_is_without_what_the_next_made_and_has_its_outputs_to_send() -> 
         (WIDE, replace(DEEP, put_out=((1, 50),)), replace(DEEP, module="2"), LOSS),
     )
     assert [layer.backward_bytes for layer in three.layers] == [5 + 50, 30]
+    gone = replace(WIDE, put_out=((0, 7),), gone_bytes=7)
+    [own] = held_by(strategy_of("layers"), 0, run, (gone, DEEP, LOSS)).layers
+    assert own.backward_bytes == 5 + 7
     whole = held_by(strategy_of("layers"), 0, replace(run, devices=1), (wide, DEEP, LOSS)).layers
     assert whole == (wide, DEEP, LOSS)
 
@@ -127,15 +130,16 @@ def turns(text: str, rank: int = 0, **more: Any) -> dict[tuple[str, int, bool], 
 
 def test_a_pipeline_keeps_the_micro_batches_under_way() -> None:
     """The first stage keeps 10 bytes of each; 1f1b goes back when there are two, gpipe when there are four, and then
-    has all that it sent, 2 * 8 bytes of each that is through, until the step is over."""
+    has all that it sent, 2 * 8 bytes of each that is through, until the step is over. Of the first, 1f1b has too."""
     text = "pipeline:microbatches=4"
     assert samples_at_a_time(strategy_of(text), Run(2, 8, FOOTPRINT)) == 2
     assert turns(text) == {
         ("forward", 0, False): 10,
         ("backward", 0, False): 10,
-        ("forward", 100, False): 10,
-        ("backward", 100, True): 10,
+        ("forward", 100, False): 10 + 16,
+        ("backward", 100, True): 10 + 16,
     }
+    assert set(turns(text, on_gpu=True).values()) == {10}
     assert turns(f"{text},schedule=gpipe") == {
         ("forward", 0, False): 30,
         ("backward", 0, False): 30,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from threading import Event
 from threading import enumerate as enumerate_threads
@@ -20,6 +23,7 @@ from scalewise.servers.server import Server
 from scalewise.servers.slot import Push, Slot
 from scalewise.session.rendezvous import LOOPBACK, open_store
 from scalewise.strategies.pieces import pieces_of
+from tests.servers import pushing_worker
 
 SECONDS = 20.0
 
@@ -178,6 +182,34 @@ def test_a_worker_that_said_it_would_come_and_died_does_not_hold_up_the_end(stor
         announce(store, 0)
         announce_end(store)
         assert serving.result(5.0).versions == 0
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_push_is_dropped(store: TCPStore) -> None:
+    """Killed when some of its gradient has arrived: gloo does not tell who waits for the rest."""
+    elements = 2**24
+    sgd = partial(torch.optim.SGD, lr=1.0)
+    pieces = pieces_of(elements, 4, 1, pushing_worker.PIECE_MB)
+    server = Server(0, pieces, torch.zeros(elements), sgd, max_staleness=1, workers=2)
+    line = [sys.executable, "-m", pushing_worker.__name__, str(store.port), str(elements)]
+    with ThreadPoolExecutor(1) as threads, subprocess.Popen(line) as worker:
+        serving = threads.submit(server.serve, store)
+        try:
+            while not server.attended:
+                with suppress(subprocess.TimeoutExpired):
+                    pytest.fail(f"ended by itself with {worker.wait(0.01)}")
+            [attendance] = server.attended.values()
+            inbox = attendance.inbox[0]
+            while inbox[0] != 1 and worker.poll() is None:
+                continue
+            worker.kill()
+            for thread in [each for each in enumerate_threads() if each.name == f"worker-{pushing_worker.WORKER}"]:
+                thread.join(SECONDS)
+            assert inbox[-1] != 1  # or it was not in the middle
+            assert (server.attended, server.pushes, server.slots[0].holding) == ({}, 0, {})
+        finally:
+            worker.kill()
+            announce_end(store)
+        serving.result(SECONDS)
 
 
 def test_what_was_held_for_a_worker_is_given_up_when_it_leaves(store: TCPStore) -> None:

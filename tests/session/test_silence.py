@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from scalewise.session.silence import Silence
+from scalewise.session.silence import SAY_SO_SECONDS, Silence
+
+PATIENCE = 60 + SAY_SO_SECONDS
 
 
 class Clock:
@@ -36,7 +38,7 @@ def test_one_that_says_nothing_while_another_does_whole_updates_is_overdue_after
     for clock.seconds in (1.0, 2.0, 3.0, 50.0):
         silence.report(0)
     assert silence.seconds_left(0) is None
-    assert silence.seconds_left(1) == 2 + 60 - 50
+    assert silence.seconds_left(1) == 2 + PATIENCE - 50
     silence.report(1)
     assert silence.seconds_left(1) is None
 
@@ -44,10 +46,10 @@ def test_one_that_says_nothing_while_another_does_whole_updates_is_overdue_after
 def test_once_one_has_finished_the_others_must_report_or_finish() -> None:
     silence, clock = _two()
     silence.finish(0)
-    assert silence.seconds_left(1) == 60
+    assert silence.seconds_left(1) == PATIENCE
     clock.seconds = 50.0
     silence.report(1)
-    assert silence.seconds_left(1) == 60
+    assert silence.seconds_left(1) == PATIENCE
 
 
 def test_one_that_waited_in_vain_makes_those_overdue_that_were_silent_as_long() -> None:
@@ -58,7 +60,7 @@ def test_one_that_waited_in_vain_makes_those_overdue_that_were_silent_as_long() 
     silence.report(2)
     clock.seconds = 61.0
     silence.waited(0)
-    assert silence.seconds_left(1) == -1
+    assert silence.seconds_left(1) == SAY_SO_SECONDS
     assert silence.seconds_left(2) == 58
 
 
@@ -69,4 +71,4 @@ def test_nobody_waits_for_one_that_is_dropped() -> None:
     assert silence.seconds_left(1) is None
     clock.seconds = 10.0
     silence.begin(1)
-    assert silence.seconds_left(1) == 60
+    assert silence.seconds_left(1) == PATIENCE

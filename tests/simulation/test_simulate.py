@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scalewise.clusters.catalogue import cluster_of
 from scalewise.clusters.cluster import Cluster, Device, Link
 from scalewise.collectives.send import Send
 from scalewise.plan import Footprint, Matrix, PlanBuilder, Section, alike_sends
@@ -236,3 +237,16 @@ def test_what_a_device_sends_and_receives_at_once_shares_its_process() -> None:
         traffic = Traffic(Network(cluster, packed(cluster, 4)))
         ends = [traffic.carry(send, 0.0) for send in (Send(0, 1, GB), Send(2, 0, GB))]
         assert max(ends) == pytest.approx(seconds)
+
+
+def test_what_leaves_a_host_goes_through_the_devices_own_lanes() -> None:
+    """Four ports of 12 GB/s are there for a collective; one device that hears from all has its PCIe, and no more."""
+    cluster = cluster_of("8 x v100-nvlink, 2 hosts")
+    network = Network(cluster, packed(cluster, 16))
+    between, lanes = cluster.link("hosts"), cluster.link("host-device")
+    assert between is not None
+    assert lanes is not None
+    assert network.path(8, 0).seconds_per_byte == pytest.approx(1e-9 / between.GBps)
+    alone = Traffic(network, alone=True)
+    ends = [alone.carry(Send(rank, 0, 120_000_000), 0.0) for rank in range(8, 16)]
+    assert ends[-1] == pytest.approx(8 * 0.12 / lanes.GBps, rel=0.01)

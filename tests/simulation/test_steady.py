@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from scalewise.clusters.catalogue import cluster_of
@@ -127,9 +129,34 @@ def test_thousands_of_workers_wait_for_their_server() -> None:
     assert many == pytest.approx(16 * few, rel=0.05)
 
 
+def test_beyond_those_that_are_followed_rounds_go_on_growing() -> None:
+    """One server's process serves all, from whatever host they come."""
+    predictor = Predictor(stevens_profile("linear"), cluster_of("8 x a100-nvlink, 8 hosts, 100gbe"))
+    made = [predictor.predict(ASYNC, count, 10 * count) for count in (8, 16, 32, 64)]
+    for fewer, more in pairwise(made):
+        assert more.seconds == pytest.approx(2 * fewer.seconds, rel=0.03)
+    for fewer, more in pairwise(made[1:]):
+        assert more.high / more.seconds == pytest.approx(fewer.high / fewer.seconds, rel=0.02)
+
+
+def test_servers_of_gpus_take_twice_as_long_for_twice_as_many_on_other_hosts_too() -> None:
+    predictor = Predictor(stevens_profile("linear"), cluster_of("8 x a100-nvlink, 4 hosts, infiniband-400"))
+    here, over = (predictor.simulate(SYNC, count, 10 * count).step_seconds for count in (8, 16))
+    assert over == pytest.approx(2 * here, rel=0.1)
+
+
 def test_a_round_sends_what_a_step_does() -> None:
     footprint = Footprint((4_000_000, 400), 48, 8, 40)
     plan = rounds_plan(footprint, 3, 9, 2, 1.0, rounds=2)
     step = strategy_of("parameter-server-async:servers=2,piece_MB=1").plan(footprint, 3, 9)
     headers = step.bytes_per_step - plan.bytes_per_step / 2
     assert 0 <= headers < 1000
+
+
+def test_a_server_waits_for_the_header_that_follows_a_workers_gradients() -> None:
+    plan = rounds_plan(Footprint((4_000_000, 400), 48, 8, 40), 1, 3, 1, 1.0, rounds=1)
+    [update] = [operation for operation in plan.operations if operation.phase == "update"]
+    arrived = [plan.operations[position].send for position in update.after]
+    sizes = [send.bytes for send in arrived if send]
+    assert len(sizes) == 4 + 1
+    assert sizes[-1] < 1000 < min(sizes[:-1])

@@ -1,4 +1,4 @@
-"""A model of which a library keeps more than its tensors show."""
+"""Models whose memory is not easily planned: of one a library keeps more than its tensors show."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from scalewise.workloads.classification import classification_loss
 from scalewise.workloads.workload import Workload
 
 STEPS, FEATURES, WIDTH, CLASSES = 64, 32, 96, 10
+CHANNELS, PIXELS = 16, 16
 
 
 class Recurrent(nn.Module):
@@ -28,6 +29,59 @@ class Recurrent(nn.Module):
 
 def recurrent() -> Workload:
     return _classified("recurrent", Recurrent, (STEPS, FEATURES))
+
+
+class Residual(nn.Module):
+    """Convolutions and batch norm, functions and a skip between them: only torch.export can cut it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.blocks = nn.Conv2d(3, CHANNELS, 3, padding=1), nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        value = self.stem(inputs)
+        for block in self.blocks:
+            value = block(value)
+        outputs: Tensor = self.head(value.mean((2, 3)))
+        return outputs
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1) for _ in range(2))
+        self.norm, self.last_norm = nn.BatchNorm2d(CHANNELS), nn.BatchNorm2d(CHANNELS)
+
+    def forward(self, value: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.first(value)))
+        return torch.relu(value + self.last_norm(self.second(hidden)))
+
+
+class Normed(nn.Module):
+    """The same in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, CHANNELS, 3, padding=1)
+        self.layers = nn.ModuleList(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(CHANNELS) for _ in range(3))
+        self.head = nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        value = self.stem(inputs)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            value = torch.relu(norm(layer(value)))
+        outputs: Tensor = self.head(value.mean((2, 3)))
+        return outputs
+
+
+def normed() -> Workload:
+    return _classified("normed", Normed, (3, PIXELS, PIXELS))
+
+
+def residual() -> Workload:
+    return _classified("residual", Residual, (3, PIXELS, PIXELS))
 
 
 def _classified(name: str, model: type[nn.Module], shape: tuple[int, ...]) -> Workload:

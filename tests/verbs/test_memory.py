@@ -22,7 +22,7 @@ from tests.verbs.memory_task import serve_unlimited, train_limited
 TRANSFORMER, UNET = "transformer:layers=2,width=64,context=64", "unet:size=32"
 HEAVY = "transformer:layers=4,width=256,context=32"
 """Nearly all of it is weights."""
-RECURRENT = "tests/verbs/memory_models.py:recurrent"
+RECURRENT, RESIDUAL, NORMED = (f"tests/verbs/memory_models.py:{name}" for name in ("recurrent", "residual", "normed"))
 WITHIN = 0.10
 """On every rank."""
 TRIES = 2
@@ -38,7 +38,9 @@ NOT_WATCHED = {"parameter-server-async"}
     + [("sharded", HEAVY, 2), ("sharded", HEAVY, 4)]
     + [(f"pipeline:schedule={kind}", UNET, 2) for kind in ("gpipe", "interleaved")]
     + [("pipeline:schedule=interleaved,microbatches=4", TRANSFORMER, 2), ("pipeline:checkpoint=true", UNET, 2)]
-    + [("pipeline:schedule=gpipe,checkpoint=true", TRANSFORMER, 2), ("single", RECURRENT, 1)],
+    + [("pipeline:schedule=gpipe,checkpoint=true", TRANSFORMER, 2), ("single", RECURRENT, 1)]
+    + [(name, RESIDUAL, 2) for name in ("layers:cut=blocks.1", "pipeline", "pipeline:schedule=gpipe")]
+    + [(name, NORMED, 2) for name in ("layers", "pipeline", "pipeline:cut=layers.1", "pipeline:cut=norms.1")],
 )
 def test_planned_memory_is_measured(name: str, workload: str, devices: int, session_of: SessionOf) -> None:
     check(name, workload, devices, session_of)

@@ -13,7 +13,7 @@ import torch
 from scalewise.data.data import DataRequest
 from scalewise.errors import UserError
 from scalewise.workloads.chain import example_of
-from scalewise.workloads.cuttable import cuttable_of
+from scalewise.workloads.cuttable import cuttable_else
 from scalewise.workloads.exported import exported_chain
 from scalewise.workloads.resolve import resolve
 from scalewise.workloads.section_seconds import section_seconds
@@ -74,7 +74,7 @@ def test_trying_a_model_changes_none_of_its_statistics() -> None:
     workload = dropping()
     model = workload.model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    cuttable_of(workload, workload.data(DataRequest(samples=4)), model, 2, "", 4)
+    cuttable_else(workload, workload.data(DataRequest(samples=4)), model, 2, "", 4)
     assert {name: tensor.tolist() for name, tensor in model.state_dict().items()} == {
         name: tensor.tolist() for name, tensor in before.items()
     }
@@ -87,7 +87,7 @@ def test_a_part_keeps_no_other_parts_weights_and_nothing_is_said() -> None:
     weights = {name: weakref.ref(parameter) for name, parameter in model.named_parameters()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cuttable = cuttable_of(workload, data, model, 2, "", 4)
+        cuttable = cuttable_else(workload, data, model, 2, "", 4)
         section_seconds(cuttable, example_of(data, 4, "cpu"), torch.device("cpu"))
     first = cuttable.parts[0]
     del model, cuttable

@@ -53,6 +53,22 @@ def test_what_other_layers_made_is_told_apart() -> None:
     assert dict(middle.backward_of)[2] >= hidden
 
 
+def test_functions_behind_a_layer_are_its_own_in_backward_too() -> None:
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 5)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.last(torch.tanh(self.first(inputs)))
+            return outputs
+
+    own = workload_of(Between, torch.zeros(9, 3), torch.zeros(9, 5))
+    first, _, _ = layers_of(own, own.data(DataRequest()), 4, CPU)
+    # The gradient that tanh makes of the one that came.
+    assert first.backward_bytes - sum(nbytes for _, nbytes in first.backward_of) == 4 * 8 * 4
+
+
 def test_bytes_grow_with_the_samples_and_weights_do_not() -> None:
     unet = resolve("unet")
     data = unet.data(DataRequest(samples=4))

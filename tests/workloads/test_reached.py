@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
+from torch import nn
 
 from scalewise.data.data import DataRequest
+from scalewise.errors import UserError
 from scalewise.workloads.reached import unreached_by
 from scalewise.workloads.workload import Workload
 from tests import tiny_unreached
@@ -30,3 +35,8 @@ def test_a_model_that_needs_numbers_is_tried_with_some_and_random_numbers_are_pu
     torch.manual_seed(3)
     assert _unreached(needs_numbers) == {"middle.weight", "middle.bias"}
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_model_without_anything_to_train_is_refused() -> None:
+    with pytest.raises(UserError, match="the model of float32 has no parameter that requires a gradient: nothing to"):
+        _unreached(replace(float32(), model=nn.Flatten))

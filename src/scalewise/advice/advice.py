@@ -71,10 +71,16 @@ class Advice(Printable):
         if left_out := left_out_text(self.left_out, {row.name for row in self.rows}):
             parts.append(Text(left_out, "dim"))
         if self.verdict.changes:
-            parts += [Text(), Text("What else could be done, as the speed-up over one device:")]
+            over = (
+                "as the speed-up over one device"
+                if self.rows[0].prediction.fits
+                else "by the seconds of as many samples"
+            )
+            parts += [Text(), Text(f"What else could be done, {over}:")]
             changes = Table.grid(padding=(0, 0, 0, 2))
             for change in self.verdict.changes:
-                changes.add_row(f"{change.speedup:.2f}", change.change)
+                told = seconds_text(change.seconds) if change.speedup is None else f"{change.speedup:.2f}"
+                changes.add_row(told, change.change)
             parts.append(changes)
         return Group(*parts)
 

@@ -46,7 +46,7 @@ def _batch(predictor: Predictor, strategy: Strategy, devices: int, shares: int) 
         tried *= 2
         if tried > LARGEST_BATCH or not predictor.predict(strategy, devices, tried, samples=tried).fits:
             return None
-    low, high = tried // 2, tried
+    low, high = (tried // 2 if tried > devices else 0), tried
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if _faster(predictor, strategy, devices, middle, shares) else (middle, high)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,7 +29,7 @@ def step_time_of(text: str) -> tuple[float, int]:
         seconds, batch = (float(match[1]), int(match[2])) if match else (0.0, 0)
     except ValueError:
         seconds, batch = 0.0, 0
-    if seconds <= 0 or batch < 1:
+    if not 0 < seconds < math.inf or batch < 1:
         raise UserError(f"--step-time is '{text}'; write SECONDS@BATCH, as in 0.062@32")
     return seconds, batch
 

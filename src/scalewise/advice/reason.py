@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from scalewise.advice.break_even import BreakEven, SLOWEST_GBps
+from scalewise.advice.changes import Change
 from scalewise.advice.device import counted
 from scalewise.advice.loading import OPTION, WORKERS, loaded_beside
 from scalewise.advice.rows import Row
 from scalewise.phases import BETWEEN_DEVICES
 from scalewise.prediction.predict import Predictor
 from scalewise.results.units import bytes_text, seconds_text
+from scalewise.simulation.layout import in_use
 from scalewise.strategies.strategy import batch_shares, servers_of
 
 FEW = 16
@@ -48,25 +51,51 @@ class Reason:
             f"{bytes_text(self.predictor.cluster.devices[0].memory_GB * 1e9)}."
         )
 
-    def to_stay(self, even: BreakEven, worth: float, best: bool) -> str:
-        """`best`: no strategy on several devices is faster than the one told of."""
+    def _not_into_one(self) -> str:
+        needed, each = (bytes_text(row.prediction.memory_bytes) for row in (self.alone, self.several))
+        has = bytes_text(self.predictor.cluster.devices[0].memory_GB * 1e9)
+        return (
+            f"{self._workload} {self._at} does not fit into one, which would need {needed} of its {has}; there it "
+            f"{self._pace(self.several, interval=True)}, with {each} on each."
+        )
+
+    def to_stay(self, even: BreakEven, worth: float, best: bool, other: Change | None = None) -> str:
+        """`best`: no strategy on several devices is faster than the one told of; `other`: but for one that nobody asked
+        about."""
+        instead = ""
+        if other:
+            instead = (
+                f"{other.strategy}, which was not asked about, would take {seconds_text(other.seconds)} a step there: "
+                f"{other.speedup:.2f} times faster than one."
+            )
+        why = self._no_faster(even, worth, best) if self.several.prediction.fits else self._no_room()
+        return _joined(f"Stay on {self._devices(1)}.", why, instead, self._one_loaded(worth))
+
+    def _no_faster(self, even: BreakEven, worth: float, best: bool) -> str:
         made = self.several.prediction
         spent = f": {self._moved()}" if made.bottleneck == "network" else ""
         which = "The best of several" if best else "The best that shares out the batch"
         return _joined(
-            f"Stay on {self._devices(1)}.",
             f"{self._at.capitalize()}, {self._workload} on {self.predictor.cluster.name} is {self._why}{spent}.",
             f"{which}, {self.several.name} on {made.devices} devices, {self._pace(self.several, interval=True)} where "
             f"one {self._pace(self.alone)}.",
             self._when_faster(even, worth),
-            self._one_loaded(worth),
+        )
+
+    def _no_room(self) -> str:
+        """Where one device has it: a root may hold more than one that works alone."""
+        made = self.several.prediction
+        return (
+            f"{self._at.capitalize()}, {self._workload} fits one, which {self._pace(self.alone)}, but "
+            f"{self.several.name} on {made.devices} devices needs {bytes_text(made.memory_bytes)} of memory on one of "
+            "them."
         )
 
     def to_add(self, even: BreakEven, worth: float) -> str:
         made, gain = self.several.prediction, self.several.gain
         use = f"{'Use' if self.sure else 'Probably use'} {self.several.name} on {self._devices(made.devices)}"
         if gain is None:
-            return f"{use}: {self._workload} {self._at} does not fit into one."
+            return f"{use}: {self._not_into_one()} The step is then {self._why}."
         low, high = self._gains
         reach = f"{low:.2f} to {high:.2f}" if self.sure else f"{low:.2f} to {high:.2f}: it cannot be told for sure"
         what = "it" if self.several.grown else "an epoch" if self.several.epoch_known else "a step"
@@ -86,8 +115,11 @@ class Reason:
 
     @property
     def _gains(self) -> tuple[float, float]:
-        made, gain = self.several.prediction, self.several.gain or 0.0
-        return gain * made.seconds / made.high, gain * made.seconds / made.low
+        """What is not known of one device counts as much as what is not known of several."""
+        one, made, gain = self.alone.prediction, self.several.prediction, self.several.gain or 0.0
+        less = math.hypot(math.log(made.high / made.seconds), math.log(one.seconds / one.low))
+        more = math.hypot(math.log(made.seconds / made.low), math.log(one.high / one.seconds))
+        return gain * math.exp(-less), gain * math.exp(more)
 
     @property
     def _workload(self) -> str:
@@ -100,7 +132,7 @@ class Reason:
         return f"at batch {self.several.prediction.batch:,}"
 
     def _devices(self, count: int) -> str:
-        return counted(self.predictor.cluster.devices[0].name, count)
+        return " and ".join(counted(device.name, each) for device, each in in_use(self.predictor.cluster, count))
 
     @property
     def _why(self) -> str:
@@ -156,10 +188,14 @@ class Reason:
     def _how_to_be_sure(self) -> str:
         if self.sure:
             return ""
-        made = self.several.prediction
-        if made.known == "extrapolated" and batch_shares(made.strategy, made.devices) == made.devices:
-            size = made.batch_per_device
-            return f"To be sure, time one device at batch {size:,}, which was not profiled, and give that as --profile."
+        one, made = self.alone.prediction, self.several.prediction
+        shared_out = batch_shares(made.strategy, made.devices) == made.devices
+        guessed = {made.batch_per_device} if made.known == "extrapolated" and shared_out else set()
+        guessed |= {one.batch} if one.known == "extrapolated" else set()
+        if guessed:
+            sizes = " and ".join(f"{size:,}" for size in sorted(guessed))
+            timed = "which was not profiled" if len(guessed) == 1 else "which were not profiled"
+            return f"To be sure, time one device at batch {sizes}, {timed}, and give that as --profile."
         return "To be sure, time it on two devices there with `scalewise measure`, and give its folder as --calibrate."
 
     def _one_loaded(self, worth: float) -> str:

@@ -57,13 +57,15 @@ def verdict_of(predictor: Predictor, rows: Sequence[Row]) -> Verdict:
     made = several.prediction
     even = break_even(predictor, made.strategy, made.devices, made.batch, several.shares)
     reason = Reason(predictor, alone, several)
+    changes = changes_of(predictor, alone, several, {row.prediction.strategy.name for row in rows})
+    other = next((change for change in changes if change.strategy and (change.speedup or 0) > WORTH), None)
     return Verdict(
         add,
         several if add else alone,
         made.bottleneck,
-        reason.to_add(even, WORTH) if add else reason.to_stay(even, WORTH, several is _best(exact)),
+        reason.to_add(even, WORTH) if add else reason.to_stay(even, WORTH, several is _best(exact), other),
         even,
-        changes_of(predictor, alone, several, {row.prediction.strategy.name for row in rows}),
+        changes,
         reason.sure or not add,
     )
 

@@ -27,14 +27,17 @@ def catalogue() -> dict[str, Cluster]:
 
 
 def cluster_of(text: str) -> Cluster:
-    """'4x-gtx-1080-ti', 'my-box.toml', or '8 x a100-nvlink, 4 hosts, 100gbe'."""
+    """'4x-gtx-1080-ti', 'my-box.toml', or '8 x a100-nvlink, 4 hosts, 100gbe', also after a name of the catalogue."""
     if text in catalogue():
         return catalogue()[text]
     if text.endswith(".toml") or Path(text).is_file():
         return read_cluster(Path(text))
     if match := COMPOSED.fullmatch(text.strip()):
         return _compose(text, int(match[1]), match[2].lower(), match[3])
-    raise unknown("cluster", text, catalogue())
+    name, _, tail = text.partition(",")
+    if name.strip() in catalogue():
+        return _compose(text, catalogue()[name.strip()].devices_per_host, name.strip().partition("x-")[2], tail)
+    raise unknown("cluster", text, [*catalogue(), f"one composed as in {EXAMPLE}"])
 
 
 def _compose(text: str, count: int, box_name: str, tail: str) -> Cluster:

@@ -15,6 +15,7 @@ from scalewise.data.data import Data
 from scalewise.errors import UserError
 from scalewise.strategies.cuts import Cut
 from scalewise.workloads.chain import WEIGHED, example_of
+from scalewise.workloads.outputs import one_tensor
 from scalewise.workloads.same_numbers import largest_difference
 from scalewise.workloads.unchanged import unchanged_buffers
 from scalewise.workloads.workload import Workload
@@ -138,7 +139,7 @@ class Expected:
     outputs: Tensor
 
 
-def expected_of(model: nn.Module, data: Data, cuts: Mapping[str, Cut]) -> Expected:
+def expected_of(workload: Workload, model: nn.Module, data: Data, cuts: Mapping[str, Cut]) -> Expected:
     """Of a whole model on the host, as it is evaluated: batch norm and dropout do not disturb."""
     calls: list[tuple[str, Tensor, Tensor]] = []
     with ExitStack() as hooks, _evaluated(model):
@@ -146,7 +147,7 @@ def expected_of(model: nn.Module, data: Data, cuts: Mapping[str, Cut]) -> Expect
             if cut.role == "rows":
                 note = _noted(calls, name)
                 hooks.callback(model.get_submodule(name).register_forward_hook(note).remove)
-        outputs = model(example_of(data, WEIGHED, "cpu"))
+        outputs = one_tensor(workload.name, model(example_of(data, WEIGHED, "cpu")))
     return Expected(tuple(calls), outputs)
 
 

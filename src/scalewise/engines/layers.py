@@ -7,6 +7,7 @@ rank 1  idle  receive        forward  loss  backward  send  update
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,9 +37,10 @@ class LayersEngine(HoldsStages):
             line,
             strategy.cut,
             lambda *_: size,
-            lambda known: strategy.ranges(known, stages, share),
+            lambda known: strategy.ranges(known, stages, size),
             strategy.balance,
         )
+        self.known = replace(self.known, microbatches=job.settings.accumulate)
         [(self.number, self.stage)] = self.stages.items()
         self.notice = torch.zeros(1, dtype=torch.uint8, device=job.place.device)
         self.pending: Iterator[tuple[Shard, Batch | None, bool]] = iter(())

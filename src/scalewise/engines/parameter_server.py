@@ -35,11 +35,16 @@ def join_servers(strategy: ParameterServer | ParameterServerAsync, job: Job) -> 
     model = make_model(job.workload, job.data)
     feed = make_feed(job.data, job.settings.load, place.device, kept_bytes(model, None))
     model = model.to(place.device)
-    return (
+    client = Client(
         model,
-        feed,
-        Client(model, place.store, place.rank, strategy.servers, strategy.piece_MB, place.timeout_seconds),
+        place.store,
+        place.rank,
+        strategy.servers,
+        strategy.piece_MB,
+        place.timeout_seconds,
+        whole_pushes=not strategy.exact,
     )
+    return model, feed, client
 
 
 class ServedEngine(EagerEngine):
@@ -50,7 +55,7 @@ class ServedEngine(EagerEngine):
         self.optimizer = None
         self.client = client
         assert job.place.store is not None
-        self.beside = Beside(job.place.store, by_step=True)
+        self.beside = Beside(job.place.store, job.place.world)
         self.done = int(job.place.store.get(FIRST_STEP))
 
     def close(self) -> None:
@@ -65,8 +70,8 @@ class ServedEngine(EagerEngine):
         if unreached := self.client.unreached():
             refuse_unreached(self.model, unreached)
         self.done += 1
-        if self.job.place.rank == 0 and self.job.settings.saves_after(self.done, len(self.job.data)):
-            self.beside.tell(self.model, self.done)
+        if self.job.settings.saves_after(self.done, len(self.job.data)):
+            self.beside.tell(self.model, self.done, self.job.place.rank)
         self.client.finish_pushes()
         self.job.clock.lap("push")
         self.client.finish_pulls()

@@ -31,7 +31,6 @@ from scalewise.strategies.microbatches import given_microbatches, without_costs
 from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.strategy import Backend
 from scalewise.workloads.chain import Passed
-from scalewise.workloads.cuttable import sections_of
 from scalewise.workloads.footprint import norms_batches
 
 
@@ -41,8 +40,8 @@ class PipelineEngine(HoldsStages):
     def __init__(self, strategy: Pipeline, job: Job, line: Line) -> None:
         if job.settings.accumulate > 1:
             raise UserError(
-                f"pipeline computes a batch in parts already: use pipeline:microbatches={job.settings.accumulate} in "
-                "place of --accumulate"
+                f"a pipeline computes a batch in parts already: use its option microbatches={job.settings.accumulate} "
+                f"in place of --accumulate {job.settings.accumulate}"
             )
         self.count = self.size = 0
         self.norms_batches = False
@@ -54,8 +53,8 @@ class PipelineEngine(HoldsStages):
 
         def samples_for(model: nn.Module, known: Footprint) -> int:
             norms = self.norms_batches = norms_batches(model)
-            if sections := sections_of(job.workload, job.data, model, strategy.cut):
-                chosen = filling(replace(known, sections=sections, norms_batches=norms))
+            if known.sections:
+                chosen = filling(replace(known, norms_batches=norms))
                 self.count, self.size = chosen.number, chosen.size
             else:  # of a model that is exported for so many samples, costs are known too late
                 given, devices = strategy.microbatches, len(line.ranks)

@@ -51,7 +51,7 @@ class TensorEngine(HoldsParts):
         self.counted = sum(parameter.numel() for parameter in model.parameters())
         self.pieces = pieces_of(model, cuts)
         drawing = drawing_layers(job.workload, job.data, cuts, job.clock) if parts > 1 else frozenset()
-        expected = expected_of(model, job.data, cuts) if checked and parts > 1 else None
+        expected = expected_of(job.workload, model, job.data, cuts) if checked and parts > 1 else None
         groups = groups_of(place.world, parts, place.rank, place.timeout_seconds)
         mesh = DeviceMesh.from_group(groups.model, place.device.type)
         sums = cut_layers(model, cuts, self.part, mesh, job.clock, drawing, place.device)

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-from scalewise.experiments.unet_words import NAMES, Ran, Spot
+from scalewise.experiments.unet_runs import NAMES, Ran
+from scalewise.experiments.unet_sweep import Spot
 from scalewise.figures.phases import LOOKS
 from scalewise.figures.style import (
     COLOURS,

@@ -29,6 +29,8 @@ LEAST_STEPS = 2
 """Beside those that are dropped; half of a block's are never dropped, so that of the shortest blocks three count."""
 FIRST_STEPS, CAUTIOUS_STEPS = 8, 3
 """Of a first block: of cells expected to be quick, and of those about which nothing is known."""
+FIRST_SECONDS = 1.0
+"""It does not count beside others: so much of it, and no more, is worth knowing a cell's noise."""
 BLOCK_SECONDS = 1.5
 MOST_WARM_UP_STEPS = 200
 OWN_NOISE = 0.5
@@ -52,16 +54,24 @@ class Goal:
 
     def reached(self, interval: Interval, blocks: int, usual: Spread | None = None) -> bool:
         """With so many blocks that count."""
-        return blocks >= least_blocks(usual) and 100 * interval.width <= self.percent
+        return blocks >= least_blocks(usual) and self.is_met_by(interval)
+
+    def is_met_by(self, interval: Interval) -> bool:
+        return 100 * interval.width <= self.percent
 
 
 def least_blocks(usual: Spread | None) -> int:
-    return LEAST_BESIDE_OTHERS if usual and usual.degrees_of_freedom >= KNOWN_FROM else LEAST_BLOCKS
+    return LEAST_BESIDE_OTHERS if is_known(usual) else LEAST_BLOCKS
+
+
+def is_known(usual: Spread | None) -> bool:
+    """Whether other cells tell how far visits lie from each other."""
+    return usual is not None and usual.degrees_of_freedom >= KNOWN_FROM
 
 
 def first_steps(expected_seconds: float | None, budget_seconds: float, graph: bool = False) -> int:
     """A first block takes little of the budget, whatever a step turns out to take."""
-    if expected_seconds is None or expected_seconds * FIRST_STEPS > budget_seconds / 4:
+    if expected_seconds is None or expected_seconds * FIRST_STEPS > min(FIRST_SECONDS, budget_seconds / 4):
         return CAUTIOUS_STEPS
     return FIRST_STEPS + (GRAPH_WARM_UP_STEPS if graph else 0)
 

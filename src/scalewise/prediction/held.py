@@ -43,6 +43,8 @@ class LayerMemory:
     """First dimensions of those tensors; empty: not known."""
     still: tuple[tuple[int, int], ...] = ()
     """Of `frozen_bytes`, the parameters: bytes and first dimension of each."""
+    gone_bytes: int = 0
+    """Of what it puts out, and others keep, that which is gone when its own backward needs most."""
     library_bytes: int = 0
     """That a library keeps once it has been called, for all layers that call it."""
 

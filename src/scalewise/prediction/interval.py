@@ -15,6 +15,7 @@ from scalewise.phases import BETWEEN_DEVICES
 from scalewise.prediction.costs import Spread
 from scalewise.simulation.layout import Layout
 from scalewise.simulation.simulate import Simulated
+from scalewise.simulation.steady import Steady
 
 COMPUTE = ("forward", "loss", "backward", "update", "idle")
 ALONE = {"nccl": 0.025, "gloo": 0.15}
@@ -40,7 +41,9 @@ def reach(step: Simulated, spread: Spread, cluster: Cluster, layout: Layout) -> 
     phases = step.timeline.phases
     total = sum(phases.values())
     shown = sum(seconds for phase, seconds in phases.items() if phase in BETWEEN_DEVICES)
-    network = shown + HIDDEN * max(0.0, step.transfer_seconds - shown)
+    # The timeline is that of the workers that were followed: more of them stretch all of it.
+    stretch = step.stretch if isinstance(step, Steady) else 1.0
+    network = shown + HIDDEN * max(0.0, step.transfer_seconds / stretch - shown)
     compute = sum(phases.get(phase, 0.0) for phase in COMPUTE)
     several = OVER_HOSTS if layout.hosts > 1 else BESIDE_OTHERS[cluster.knowledge]
     link = (NETWORK if layout.hosts > 1 else LINK)[cluster.knowledge]

@@ -17,7 +17,7 @@ from scalewise.prediction.memory import memory_bytes
 from scalewise.prediction.siblings import lone_phases
 from scalewise.results.profile import ProfileDocument
 from scalewise.simulation.conduct import Conduct, conduct_of
-from scalewise.simulation.layout import Layout, packed
+from scalewise.simulation.layout import Layout, in_use, packed
 from scalewise.simulation.network import Network
 from scalewise.simulation.simulate import Seconds, Simulated, Simulator
 from scalewise.simulation.steady import ROUNDS, Steady
@@ -128,17 +128,34 @@ class Predictor:
         slow: Mapping[int, float] | None,
         seconds: Seconds,
     ) -> Steady:
-        """Workers beyond those that are followed find the servers as busy as these leave them."""
-        followed = min(devices, FOLLOWED)
-        if followed < devices:
-            layout, batch = packed(self.cluster, followed), -(-batch // devices) * followed
+        """Of many workers some are followed: what the last of these add to the pace of all, others add, too, as long as
+        the servers keep up."""
         simulator = self._simulator(strategy, layout, slow)
-        step = simulator.simulate(strategy.rounds(self.footprint, followed, batch, ROUNDS), seconds)
-        found = Steady(step.operations, step.starts, step.ends, followed, max_staleness=strategy.max_staleness)
-        path = simulator.network.path(0, followed, sockets=True)
-        size = sum(self.footprint.parameter_bytes)
-        busy = max(size * path.seconds_per_byte, seconds("update", batch)) / strategy.servers
-        return replace(found, stretch=max(1.0, devices * busy / found.step_seconds)) if followed < devices else found
+        if devices <= FOLLOWED:
+            return self._rounds(strategy, simulator, devices, batch, seconds)
+        each = -(-batch // devices)
+        simulators = [self._simulator(strategy, packed(self.cluster, few), slow) for few in (FOLLOWED // 2, FOLLOWED)]
+        fewer, found = (
+            self._rounds(strategy, one, one.network.layout.workers, each * one.network.layout.workers, seconds)
+            for one in simulators
+        )
+        pace, before = FOLLOWED / found.step_seconds, fewer.workers / fewer.step_seconds
+        added = max(0.0, pace - before) / (FOLLOWED - fewer.workers) * (devices - FOLLOWED)
+        busy = self._serving_seconds(simulator, seconds("update", each)) / strategy.servers
+        return replace(found, stretch=max(1.0, devices / min(pace + added, 1 / busy) / found.step_seconds))
+
+    def _rounds(
+        self, strategy: ParameterServerAsync, simulator: Simulator, workers: int, batch: int, seconds: Seconds
+    ) -> Steady:
+        step = simulator.simulate(strategy.rounds(self.footprint, workers, batch, ROUNDS), seconds)
+        return Steady(step.operations, step.starts, step.ends, workers, max_staleness=strategy.max_staleness)
+
+    def _serving_seconds(self, simulator: Simulator, update: float) -> float:
+        """That a worker keeps the process of a server busy for, in a round."""
+        workers, size = simulator.network.layout.workers, sum(self.footprint.parameter_bytes)
+        passing = size * simulator.network.path(0, workers, sockets=True).seconds_per_byte
+        taken = passing * (1 - simulator.conduct.overlap) + size * simulator.copy_seconds_per_byte
+        return max(passing, update * simulator.pace(workers, 1) + 2 * taken)
 
     def predict(
         self, strategy: Strategy, devices: int, batch: int, layout: Layout | None = None, samples: int | None = None
@@ -164,7 +181,7 @@ class Predictor:
         # Strategies of published tables, which nobody runs here, are counted as one device.
         held = strategy if strategy.name in STRATEGIES else Single()
         needed = memory_bytes(self.profile, self.costs, held, per_device, devices, self.cluster)
-        fits = needed <= min(device.memory_GB for device in self.cluster.devices) * 1e9
+        fits = needed <= min(device.memory_GB for device, _ in in_use(self.cluster, max(layout.per_host))) * 1e9
         epoch = full * seconds + last
         copied = self._copied_seconds(step, strategy, layout)
         return Prediction(

@@ -23,7 +23,7 @@ class Conduct(NamedTuple):
     recompute: bool = False
     """Each once more for its backward."""
     sent_stays: bool = False
-    """Until the step is over, as torch's schedules have it but for 1f1b."""
+    """Until the step is over, as torch's schedules have it but for 1f1b, which keeps one micro-batch's."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class _Stage:
     put_out_bytes: int
     sent_bytes: int = 0
     """Of a micro-batch that is through, what stays until the step is over."""
+    sent_of: range = range(0)
+    """Micro-batches of which it does."""
 
 
 def held_of_stages(
@@ -67,9 +69,14 @@ def held_of_stages(
         goes_back = size * sum(sections[first - 1].returned_bytes) if first else 0
         put_out = size * (sum(sections[last].passed_bytes) if sections else run.footprint.output_bytes)
         coming = size * sum(sections[last].returned_bytes) if last + 1 < len(sections) else 0
-        sent = goes_back + (put_out if last + 1 < len(sections) else 0)
+        sent = put_out if last + 1 < len(sections) else 0
         stays = count > 1 and how.sent_stays and not run.through_host
-        stages[number] = _stage_of(alone, len(own), put_out, sent if stays else 0, how.recompute)
+        stage = _stage_of(alone, len(own), put_out, how.recompute)
+        if stays:
+            stage = replace(stage, sent_bytes=goes_back + sent, sent_of=range(count))
+        elif count > 1 and not run.on_gpu:
+            stage = replace(stage, sent_bytes=sent, sent_of=_waited_for(work, number))
+        stages[number] = stage
         own += alone
         messages += (in_flight[number] if run.through_host else count) * came
         if count > 1 and not run.through_host:
@@ -87,7 +94,15 @@ def held_of_stages(
     )
 
 
-def _stage_of(alone: Sequence[LayerMemory], start: int, put_out: int, sent: int, recompute: bool) -> _Stage:
+def _waited_for(work: Sequence[Work], stage: int) -> range:
+    """In 1f1b: the last that is sent by itself, before backward begins. torch keeps the message, and gloo with it what
+    was sent, until there is nothing left to go forward."""
+    own = [each.phase for each in work if each.stage == stage]
+    ahead = own.index("backward")
+    return range(max(ahead - 2, 0), ahead - 1)
+
+
+def _stage_of(alone: Sequence[LayerMemory], start: int, put_out: int, recompute: bool) -> _Stage:
     """Computed once more for backward it keeps only what it put out, and the loss, which is computed once."""
     losses = [at for at, layer in enumerate(alone) if not layer.module]
     loss = range(start + losses[0], start + len(alone)) if losses else range(0)
@@ -98,7 +113,6 @@ def _stage_of(alone: Sequence[LayerMemory], start: int, put_out: int, sent: int,
         weights_of(tuple(alone)),
         put_out + loss_kept if recompute else sum(layer.kept_bytes for layer in alone),
         put_out,
-        sent,
     )
 
 
@@ -121,7 +135,7 @@ def _turns(work: Sequence[Work], stages: Mapping[int, _Stage], recompute: bool) 
             found[turn] = max(found.get(turn, 0), most)
         if back:
             complete[each.stage] = stage.trained_bytes
-            sent += stage.sent_bytes
+            sent += stage.sent_bytes if each.microbatch in stage.sent_of else 0
         else:
             under_way[each.stage] += 1
     return tuple(replace(turn, beside_bytes=most) for turn, most in found.items())
@@ -155,6 +169,8 @@ def _stage_alone(layers: Layers, mine: Sequence[int]) -> list[LayerMemory]:
         backward = sum(nbytes for maker, nbytes in layer.backward_of if not first <= maker <= last)
         passed = layer.passed_bytes if at == last else 0
         behind = sum(nbytes for maker, nbytes in layers[last].put_out if at < maker)
+        if at in dict(layers[last].put_out):
+            behind += layer.gone_bytes
         if forward or backward or passed or behind:
             layer = replace(
                 layer,
@@ -183,10 +199,11 @@ def _sections_of(layers: Layers, sections: Sequence[Section]) -> list[int]:
 
 def held_of_layers(strategy: OneByOne, rank: int, run: Run, layers: Layers) -> Held:
     """Parts of a batch that is accumulated go through one after the other, each in the place of the one before."""
-    ranges = strategy.ranges(run.footprint, run.devices, run.batch)
+    samples = -(-run.batch // run.accumulate)
+    ranges = strategy.ranges(run.footprint, run.devices, samples)
     [there, back] = schedule_of("gpipe", run.devices, 1, 1)[rank]
     work = [there, back] * (2 if run.accumulate > 1 else 1)
-    return held_of_stages(rank, run, layers, -(-run.batch // run.accumulate), work, ranges, Conduct())
+    return held_of_stages(rank, run, layers, samples, work, ranges, Conduct())
 
 
 def held_of_pipeline(strategy: Pipeline, rank: int, run: Run, layers: Layers) -> Held:

@@ -32,7 +32,7 @@ class Archive:
         self.scalars = {key: torch.zeros_like(value) for key, value in kinds.items() if not value.dim()}
         self.lines: dict[int, Line] = {}
         # A client of its own: it may have to wait.
-        self.beside = Beside(store.clone(), by_step=server.synchronous)  # type: ignore[attr-defined]
+        self.beside = Beside(store.clone(), server.workers if server.synchronous else None)  # type: ignore[attr-defined]
         if server.number == 0:
             others = sorted({piece.server for piece in pieces} - {0})
             self.lines = {other: Line(store, f"archive/{other}", "worker", PATIENT_SECONDS) for other in others}

@@ -8,40 +8,49 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from scalewise.step.streams import set_states, states
+from scalewise.step.streams import States, states
 
 _BUFFER, _RANDOM = "buffer/", "random/"
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Left in the store by a worker, read by server 0 as it saves, and by workers as they join.
+    """Left in the store by workers, read by server 0 as it saves, and by workers as they join.
 
-    `by_step`: synchronous workers are all at the same step, and the server waits for word of just that one.
+    `workers`: synchronous ones are all at the same step, and the server waits for word of just that one from each of
+    them; None: the last word of whichever asynchronous one.
     """
 
     store: Store
-    by_step: bool
+    workers: int | None
 
-    def tell(self, model: nn.Module, step: int) -> None:
-        tensors = {_BUFFER + name: tensor for name, tensor in _buffers(model).items()}
-        tensors |= {_RANDOM + kind: state for kind, state in states().items()}
+    def tell(self, model: nn.Module, step: int, worker: int = 0) -> None:
+        tensors = {_RANDOM + kind: state for kind, state in states().items()}
+        if self.workers is None or worker == 0:
+            tensors |= {_BUFFER + name: tensor for name, tensor in _buffers(model).items()}
         # Copies: safetensors takes no two tensors of one memory.
         content = save({name: tensor.cpu().clone() for name, tensor in tensors.items()})
-        self.store.set(self._key(step), content)  # type: ignore[arg-type]
+        self.store.set(self._key(step, worker), content)  # type: ignore[arg-type]
 
-    def hear(self, model: nn.Module, step: int) -> None:
-        """Into the model and this process's generators."""
-        tensors = load(bytes(self.store.get(self._key(step))))
-        if self.by_step:
-            self.store.delete_key(self._key(step))
+    def hear(self, model: nn.Module, step: int) -> list[States]:
+        """Buffers into the model; where the generators of those that told are."""
+        told = [self._told(step, worker) for worker in range(self.workers or 1)]
         for name, tensor in _buffers(model).items():
-            tensor.copy_(tensors[_BUFFER + name])
-        random = {name: tensor for name, tensor in tensors.items() if name.startswith(_RANDOM)}
-        set_states({name.removeprefix(_RANDOM): state for name, state in random.items()})
+            tensor.copy_(told[0][_BUFFER + name])
+        return [
+            {name.removeprefix(_RANDOM): state for name, state in tensors.items() if name.startswith(_RANDOM)}
+            for tensors in told
+        ]
 
-    def _key(self, step: int) -> str:
-        return f"beside/{step}" if self.by_step else "beside"
+    def _told(self, step: int, worker: int) -> dict[str, Tensor]:
+        key = self._key(step, worker)
+        tensors = load(bytes(self.store.get(key)))
+        if self.workers is not None:
+            self.store.delete_key(key)
+        return tensors
+
+    def _key(self, step: int, worker: int) -> str:
+        return "beside" if self.workers is None else f"beside/{step}/{worker}"
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from scalewise.servers.line import Line, pull_tag, push_tag
+from scalewise.servers.line import Line, PeerSilent, pull_tag, push_tag
 from scalewise.servers.meeting import announce
 from scalewise.step.flat import flatten_parameters, trainable, views_of
 from scalewise.strategies.pieces import Piece, pieces_of
@@ -28,8 +28,18 @@ class Client:
     """
 
     def __init__(
-        self, model: nn.Module, store: Store, worker: int, servers: int, piece_MB: float, timeout_seconds: float
+        self,
+        model: nn.Module,
+        store: Store,
+        worker: int,
+        servers: int,
+        piece_MB: float,
+        timeout_seconds: float,
+        *,
+        whole_pushes: bool = False,
     ) -> None:
+        """`whole_pushes`: servers apply nothing before all of a push has come. The number of samples then follows the
+        gradients: gloo never fails a message that was cut off by a death, but it does fail one that has not begun."""
         self.parameters = trainable(model)
         self.weights = flatten_parameters(model)
         self.on_gpu = self.weights.is_cuda
@@ -45,8 +55,11 @@ class Client:
         self.addresses: dict[sockets.Address, int] = {}
         """Which server is behind which connection."""
         self.store_port = _port_of(store)
+        self.timeout_seconds = timeout_seconds
         place = announce(store, worker)
         self.lines = [self._open(store, f"{place}/{server}", server, timeout_seconds) for server in range(servers)]
+        self.whole_pushes = whole_pushes
+        self.samples = 0
         self.acknowledged = 0
         """Pushes that came back as new weights."""
         self.armed = False
@@ -55,8 +68,10 @@ class Client:
         self.awaited: set[int] = set()
         """Those parameters."""
         self.copied: list[tuple[int, torch.cuda.Event]] = []
-        self.sending: list[Any] = []
+        self.sending: list[tuple[int, Any]] = []
+        """To which server."""
         self.receiving: list[tuple[int, Any]] = []
+        """Which piece."""
         self.hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
             for number, parameter in enumerate(self.parameters)
@@ -71,7 +86,9 @@ class Client:
         for touched in self.touched:
             for piece in touched:
                 self.left[piece] += 1
-        self._tell(samples)
+        self.samples = samples
+        if not self.whole_pushes:
+            self._tell(samples)
 
     def unreached(self) -> list[Tensor]:
         """Parameters that no part of the batch has given a gradient; asked between backward and `finish_pushes`."""
@@ -85,15 +102,15 @@ class Client:
             event.synchronize()
             self.exchange(piece)
         self.copied.clear()
-        for work in self.sending:
-            work.wait()
-        self.sending.clear()
+        if self.whole_pushes:
+            self._tell(self.samples)
+        self._wait_until_sent()
         self.armed = False
 
     def finish_pulls(self) -> None:
         """Returns when the model has the new weights."""
         for piece, work in self.receiving:
-            work.wait()
+            self._wait_for(self.pieces[piece].server, work)
             if self.on_gpu:
                 run = self._run(piece)
                 self.weights[run].copy_(self.arriving[run], non_blocking=True)
@@ -110,8 +127,7 @@ class Client:
 
     def leave(self) -> None:
         self._tell(GOODBYE)
-        for work in self.sending:
-            work.wait()
+        self._wait_until_sent()
         for hook in self.hooks:  # a circle through torch that Python does not see: it would keep the lines for ever
             hook.remove()
 
@@ -161,10 +177,23 @@ class Client:
     def exchange(self, piece: int) -> None:
         run, line = self._run(piece), self._line(piece)
         self.receiving.append((piece, line.receive(self.arriving[run], pull_tag(piece))))
-        self.sending.append(line.send(self.gradients[run], push_tag(piece)))
+        self.sending.append((self.pieces[piece].server, line.send(self.gradients[run], push_tag(piece))))
 
     def _tell(self, samples: int) -> None:
-        self.sending += [line.send(torch.tensor([samples])) for line in self.lines]
+        self.sending += [(server, line.send(torch.tensor([samples]))) for server, line in enumerate(self.lines)]
+
+    def _wait_until_sent(self) -> None:
+        for server, work in self.sending:
+            self._wait_for(server, work)
+        self.sending.clear()
+
+    def _wait_for(self, server: int, work: Any) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            if "timed out" not in str(error).lower():
+                raise
+            raise PeerSilent(f"server {server} did not answer within {self.timeout_seconds:g} s") from error
 
     def _line(self, piece: int) -> Line:
         return self.lines[self.pieces[piece].server]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from scalewise.errors import RunFailed
 from scalewise.step.gloo_threads import let_senders_finish
 
 HEADER_TAG = 0
@@ -22,6 +23,10 @@ CONNECT_SECONDS = 600.0
 
 class LineLost(Exception):
     """The other end is gone."""
+
+
+class PeerSilent(RunFailed):
+    """The other end is there and says nothing; it may itself be waiting for somebody."""
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class Server:
         workers: int,
         whole_batch: int | None = None,
     ) -> None:
-        self.number = number
+        self.number, self.workers = number, workers
         self.mine = [place for place, piece in enumerate(pieces) if piece.server == number]
         self.weights = {
             place: nn.Parameter(weights[pieces[place].start : pieces[place].stop].clone()) for place in self.mine
@@ -169,11 +169,11 @@ class Server:
                 self.attended.pop(place, None)
 
     def _send_first(self, place: int, attendance: Attendance) -> None:
+        attendance.expect_push()
         for slot in self.slots:
             with slot.lock:
                 slot.holding[place] = slot.version
                 attendance.send(slot)
-        attendance.expect_push()
 
     def _answer(self, slot: Slot, places: list[int]) -> None:
         with self.version_changed:

@@ -17,6 +17,7 @@ from torch.distributed import DistStoreError
 
 import scalewise
 from scalewise.errors import RunFailed, UserError, UsersCodeFailed
+from scalewise.servers.line import PeerSilent
 from scalewise.step.room import MEMORY_LIMIT, DeviceFull
 from scalewise.strategies.registry import STRATEGIES
 
@@ -168,7 +169,10 @@ def _first_sentences(message: str) -> str:
     if rest:
         return f"{first}, tried to allocate {rest.partition('. ')[0]}"
     _, _, asked = message.partition("you tried to allocate ")
-    return f"tried to allocate {int(asked.split()[0]) / 1e6:,.3g} MB more" if asked else message
+    if not asked:
+        return message
+    megabytes = int(asked.split()[0]) / 1e6
+    return f"tried to allocate {f'{megabytes:,.0f}' if megabytes >= 100 else f'{megabytes:.3g}'} MB more"
 
 
 def _without_cast(message: str) -> str:
@@ -208,6 +212,8 @@ def _kind_of(error: BaseException) -> Kind:
         return "oom"
     if isinstance(error, ConnectionError):
         return "lost"
+    if isinstance(error, PeerSilent):
+        return "timeout"
     if isinstance(error, DistStoreError) or (
         isinstance(error, RuntimeError) and any(word in words for word in _LIBRARY_WORDS)
     ):

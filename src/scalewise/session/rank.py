@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import forkserver
@@ -59,11 +60,18 @@ def live(orders: Orders) -> None:
     # The launcher's stdout is for its one answer; whatever a rank prints is a log.
     os.dup2(2, 1)
     who = orders.crew.who(rank)
+    _show_in_lists(who)
     worker = _attempt(channel, rank, who, partial(_settle_in, orders, rank, channel))
     channel.send_bytes(pickle.dumps(("result", None)))
     while (order := channel.recv_bytes()) != STOP:
         channel.send_bytes(_attempt(channel, rank, who, partial(_do, worker, order)))
     dist.destroy_process_group()
+
+
+def _show_in_lists(who: str) -> None:
+    """As 'sw server 0' in `ps -e -o pid,comm` and `top`: all ranks have their forkserver's command line."""
+    with suppress(OSError):  # only Linux has this file
+        Path("/proc/self/comm").write_text(f"sw {who}")
 
 
 def die_with_launcher() -> None:

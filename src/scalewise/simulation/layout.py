@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from scalewise.clusters.cluster import Cluster
+from scalewise.clusters.cluster import Cluster, Device
 from scalewise.errors import UserError
 
 
@@ -52,3 +52,15 @@ def packed(cluster: Cluster, devices: int) -> Layout:
         raise UserError(f"{cluster.name} has {cluster.size} devices, not {devices}")
     full, rest = divmod(devices, cluster.devices_per_host)
     return Layout((cluster.devices_per_host,) * full + ((rest,) if rest else ()), cluster.servers_apart)
+
+
+def in_use(cluster: Cluster, devices: int) -> list[tuple[Device, int]]:
+    """Which kinds, and how many of each, where one host after the other is filled."""
+    full, rest = divmod(devices, cluster.devices_per_host)
+    found: list[tuple[Device, int]] = []
+    for device in cluster.devices:
+        taken = min(device.count, rest)
+        rest -= taken
+        if count := full * device.count + taken:
+            found.append((device, count))
+    return found

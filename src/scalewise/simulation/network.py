@@ -22,12 +22,17 @@ SOCKET_GBps = 2.0
 """What one process on a GPU host moves through sockets, each way; assumed, where no link was measured with them."""
 
 
+Way = Literal["out", "in", "both"]
+_Key = tuple[int, int, bool, int, bool]
+"""Source, target, whether by sockets, the class of its size, whether alone."""
+
+
 class Channel(NamedTuple):
     """Something that carries one thing after the other."""
 
     owner: Literal["rank", "host", "pair"]
     number: int | tuple[int, int]
-    way: Literal["out", "in", "both"]
+    way: Way
     kind: str
 
 
@@ -49,18 +54,36 @@ class Network:
     def __init__(self, cluster: Cluster, layout: Layout) -> None:
         self.cluster = cluster
         self.layout = layout
-        self._paths: dict[tuple[int, int, bool, int], Path] = {}
+        self._paths: dict[_Key, Path] = {}
         self._steps = sorted(
             {entry.from_bytes for entry in cluster.measured if entry.operation == SEND and entry.from_bytes}
         )
 
-    def path(self, source: int, target: int, sockets: bool = False, bytes: int = 0) -> Path:
+    def path(self, source: int, target: int, sockets: bool = False, bytes: int = 0, alone: bool = False) -> Path:
         """`sockets`: by gloo, which on a GPU host means through a process of the host. `bytes` matter where sends of
-        several sizes were measured."""
-        key = source, target, sockets, bisect_right(self._steps, bytes)
+        several sizes were measured. `alone`: no part of a collective, which uses the lanes of all devices."""
+        key = source, target, sockets, bisect_right(self._steps, bytes), alone
         if key not in self._paths:
-            self._paths[key] = self._find(source, target, sockets, bytes)
+            self._paths[key] = self._through_ends(self._find(source, target, sockets, bytes), key)
         return self._paths[key]
+
+    def _through_ends(self, path: Path, key: _Key) -> Path:
+        """With what belongs to a rank, from whatever host the others are: a GPU has its own lanes to the network, and
+        its server one process that moves all through sockets."""
+        memory = self.cluster.link("host-device")
+        if memory is None or self.cluster.backend == "gloo":
+            return path
+        source, target, sockets, _, alone = key
+        leaves = alone and self.layout.host_of(source) != self.layout.host_of(target)
+        channels = dict(path.channels)
+        ends: tuple[tuple[int, Way], ...] = ((source, "out"), (target, "in"))
+        for rank, way in ends:
+            serves = self.layout.place_of(rank) is None
+            if sockets and serves:
+                channels[Channel("rank", rank, way, memory.kind)] = 1 / (SOCKET_GBps * GIGA)
+            elif leaves and not serves and not memory.shared:
+                channels[Channel("rank", rank, way, memory.kind)] = 1 / (memory.GBps * GIGA)
+        return replace(path, channels=tuple(channels.items()))
 
     def _find(self, source: int, target: int, sockets: bool, bytes: int) -> Path:
         here, there = self.layout.host_of(source), self.layout.host_of(target)
@@ -75,18 +98,17 @@ class Network:
         memory = self.cluster.link("host-device")
         by_sockets = sockets and self.cluster.backend == "gloo"  # as between devices, which is what was measured
         if memory and not by_sockets and (place is None or other is None):
-            return self._to_memory(memory, source, target, sockets)
+            return self._to_memory(memory, source, target)
         link = self._as_measured(self.cluster.link_between(place or 0, other or 0) or self._need("devices"), 1, bytes)
         if link.shared:
             return _path(link, Channel("host", here, "both", link.kind))
         return _between_ranks(link, source, target)
 
-    def _to_memory(self, link: Link, source: int, target: int, sockets: bool) -> Path:
-        """Every device has lanes of its own; the memory, or the process that serves from it, is there for all."""
+    def _to_memory(self, link: Link, source: int, target: int) -> Path:
+        """Every device has lanes of its own; the memory is there for all."""
         if link.shared:
             return _path(link, Channel("host", self.layout.host_of(source), "both", link.kind))
-        serving = SOCKET_GBps if sockets else HOST_MEMORY_GBps
-        speeds = [link.GBps if self.layout.place_of(end) is not None else serving for end in (source, target)]
+        speeds = [link.GBps if self.layout.place_of(end) is not None else HOST_MEMORY_GBps for end in (source, target)]
         ends = (Channel("rank", source, "out", link.kind), Channel("rank", target, "in", link.kind))
         channels = tuple((end, 1 / (GBps * GIGA)) for end, GBps in zip(ends, speeds, strict=True))
         return Path(link.latency_us * 1e-6, channels)
@@ -157,13 +179,16 @@ def _path(link: Link, *channels: Channel) -> Path:
 class Traffic:
     """Channels in use: what comes first is served first, and each channel works on its own queue."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, alone: bool = False) -> None:
+        """`alone`: what is sent is no part of a collective."""
         self.network = network
+        self.alone = alone
         self.free: dict[Channel, float] = defaultdict(float)
 
     def path(self, send: Send) -> Path:
         """Only gloo answers a message with a notice of its own."""
-        return self.network.path(send.source, send.target, sockets=send.reply_bytes > 0, bytes=send.bytes)
+        by_sockets = send.reply_bytes > 0
+        return self.network.path(send.source, send.target, by_sockets, send.bytes, self.alone)
 
     def carry(self, send: Send, ready: float) -> float:
         """When the last byte arrives."""

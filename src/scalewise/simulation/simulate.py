@@ -116,7 +116,7 @@ class _Step:
         self.simulator = simulator
         self.operations = plan.operations
         self.seconds = seconds
-        self.traffic = Traffic(simulator.network)
+        self.traffic = Traffic(simulator.network, alone=True)
         self.device_free: dict[int, float] = defaultdict(float)
         self.group_free: dict[tuple[int, int], float] = defaultdict(float)
         """By the first rank of a group and its stride: different groups do not wait for each other."""

@@ -29,14 +29,14 @@ class Layers:
     def __post_init__(self) -> None:
         check_cut(self.cut)
 
-    def ranges(self, footprint: Footprint, devices: int, batch: int) -> list[range]:
-        """The sections of every stage."""
+    def ranges(self, footprint: Footprint, devices: int, samples: int) -> list[range]:
+        """The sections of every stage, for so many samples at a time."""
         known = footprint
-        return stage_ranges(known.sections, [batch] * devices, self.cut, known.room_bytes, known.state_copies)
+        return stage_ranges(known.sections, [samples] * devices, self.cut, known.room_bytes, known.state_copies)
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
         builder = PlanBuilder()
-        ranges = self.ranges(footprint, devices, batch)
+        ranges = self.ranges(footprint, devices, -(-batch // (footprint.microbatches or 1)))
         stages = StagesPlan(footprint, ranges, range(devices), backend, batch, notices=True)
         stages.add_update(builder, stages.add_to(builder, schedule_of("gpipe", devices, 1, 1)), batch)
         return builder.plan()

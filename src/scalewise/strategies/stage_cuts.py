@@ -25,6 +25,10 @@ MODEL_COPIES = 2
 """Weights and gradients; the optimizer's state comes on top."""
 
 
+class TooManyStages(UserError):
+    """For the places at which a model can be cut."""
+
+
 def costs_of(sections: Sequence[Section]) -> list[float]:
     """As measured, else counted: what is computed, and what is moved."""
     if any(section.seconds for section in sections):
@@ -60,7 +64,7 @@ def check_stages(sections: Sequence[Section], stages: int) -> None:
             "this model says nowhere that it can be cut into stages; name the places with cut=MODULE+MODULE"
         )
     if stages > max(len(sections), 1):
-        raise UserError(
+        raise TooManyStages(
             f"{stages} stages are too many for this model: it can be cut into {len(sections)} at most "
             f"({_names(sections)}); use fewer devices"
         )

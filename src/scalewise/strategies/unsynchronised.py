@@ -11,7 +11,8 @@ from scalewise.strategies.shares import share_sizes
 
 def rounds_plan(footprint: Footprint, workers: int, batch: int, servers: int, piece_MB: float, rounds: int) -> Plan:
     """Ranks as in `served_plan`; what a worker sends in a round is what it sends there. A server applies a push when
-    all of it has come, and answers then: a worker that dies in the middle of one leaves nothing half-applied.
+    all of it has come, the header last, and answers then: a worker that dies in the middle of one leaves nothing
+    half-applied.
 
     worker 0  backward 1 | backward 0 |                            | forward ...
     links                | push 1     | push 0 |          | pull 1, pull 0 |
@@ -26,8 +27,6 @@ def rounds_plan(footprint: Footprint, workers: int, batch: int, servers: int, pi
         pulled: tuple[int, ...] = ()
         for _ in range(rounds):
             done = builder.compute("load", rank, samples, pulled)
-            for server in range(servers):
-                builder.transfer("push", point_to_point("gloo", rank, workers + server, HEADER_BYTES), {rank: done})
             for phase in ("forward", "loss"):
                 done = builder.compute(phase, rank, samples, done)
             arrived: dict[int, tuple[int, ...]] = dict.fromkeys(held, ())
@@ -36,6 +35,9 @@ def rounds_plan(footprint: Footprint, workers: int, batch: int, servers: int, pi
                 done = builder.compute("backward", rank, samples, done, share, moved_bytes=2 * size)
                 pushed = builder.transfer("push", point_to_point("gloo", rank, server, size), {rank: done})
                 arrived[piece.server] += pushed[server]
+            for number in held:
+                header = point_to_point("gloo", rank, workers + number, HEADER_BYTES)
+                arrived[number] += builder.transfer("push", header, {rank: done})[workers + number]
             pulled = done
             for number, own in held.items():
                 elements, server = sum(piece.elements for piece in own), workers + number

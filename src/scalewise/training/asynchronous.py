@@ -23,6 +23,7 @@ from scalewise.step.left_out import refuse_unreached
 from scalewise.step.memory import PeakMemory
 from scalewise.step.precision import autocast, set_precision
 from scalewise.step.room import Room
+from scalewise.step.streams import seed_of
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 from scalewise.tracing import sockets
 from scalewise.training.evaluate import accuracy_of
@@ -69,7 +70,7 @@ def _train_in(
     # Not from the checkpoint: by the time a late worker reads it, the servers may have written the next.
     assert place.store is not None
     first = int(place.store.get(FIRST_STEP))
-    beside = Beside(place.store, by_step=False)
+    beside = Beside(place.store, workers=None)
     beside.hear(model, first)
     tickets = Tickets(job, first, settings.total_steps(len(data)))
     outcome = Outcome(
@@ -127,6 +128,8 @@ def _work(
     for part in in_hand:
         started = perf_counter()
         clock.start()
+        # The work's, not the worker's: alike whoever does it, also after a death, and nothing to keep for a resume.
+        torch.manual_seed(seed_of(settings.seed, part.ticket))
         samples, losses = part.samples, torch.zeros((), device=place.device)
         for shard, (inputs, targets) in zip(
             part.shards, batches, strict=False

@@ -122,9 +122,7 @@ class _Run:
         if isinstance(engine, ServedEngine):
             self.outcome.traffic.servers = engine.client.addresses
             self.outcome.traffic.except_port = engine.client.store_port
-        # Workers of servers draw alike: their checkpoints keep where one of them is.
-        home = 0 if isinstance(engine, ServedEngine) else engine.stream
-        self.stream = Stream(job.settings.seed, home, job.place.world)
+        self.stream = Stream(job.settings.seed, engine.stream, job.place.world)
         self.stream.begin()
         if job.settings.resume and job.settings.checkpoint:
             engine.restore(self._load)

@@ -52,7 +52,7 @@ def serve_task(worker: ServerRank, request: Request) -> Served:
     holdings.restore_into(server)
     if worker.rank == 0:
         if not strategy.exact:
-            Beside(worker.shared, by_step=False).tell(holdings.model, holdings.first)
+            Beside(worker.shared, workers=None).tell(holdings.model, holdings.first)
         worker.shared.set(FIRST_STEP, str(holdings.first))
     archive = Archive(server, holdings.pieces, holdings.kinds, worker.shared)
     if worker.rank or not request.settings.checkpoint:
@@ -125,7 +125,7 @@ class Holdings:
     def save(self, archive: Archive, version: int, steps_done: int) -> None:
         whole, scalars = archive.collect(version)
         self.weights.copy_(whole.pop(WEIGHTS))
-        archive.beside.hear(self.model, steps_done)
+        random = archive.beside.hear(self.model, steps_done)
         if not torch.isfinite(self.weights).all():
             return  # the last good checkpoint stays; that the loss is no number any more, a worker says
         for kind, flat in whole.items():
@@ -136,7 +136,7 @@ class Holdings:
                 self.optimizer.state[parameter][key] = value.clone()
         assert self.settings.checkpoint is not None
         progress = progress_of(self.workload, self.samples, self.settings, steps_done)
-        save_checkpoint(self.settings.checkpoint, self.model, self.optimizer, progress)
+        save_checkpoint(self.settings.checkpoint, self.model, self.optimizer, progress, random)
 
 
 def _cut(tensors: list[Tensor], piece: Piece) -> Tensor:

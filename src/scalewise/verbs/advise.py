@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from scalewise.step.settings import Precision
     from scalewise.workloads.workload import Workload
 
+MOST_DEVICES = 1_000_000
+"""Some seconds of simulation; more is a slip of the keyboard."""
+
 
 def advise(
     workload: str | Workload | None = None,
@@ -62,11 +65,13 @@ def advise(
     if (cluster or HERE) == HERE and profile is None and step_time is None:
         _check_model(workload, input_shape, classes)
     place, links = cluster_named(cluster or HERE, on_progress)
-    counts = list(devices) or _counts(place.size)
+    if place.size > MOST_DEVICES:
+        raise UserError(f"{place.name} has {place.size:,} devices; up to {MOST_DEVICES:,} are simulated")
+    counts = list(dict.fromkeys(devices)) or _counts(place.size)
     for count in counts:
         if not 1 <= count <= place.size:
             raise UserError(f"{place.name} has 1 to {place.size} devices, not {count}")
-    batches = list(batch)
+    batches = list(dict.fromkeys(batch))
     if batch_per_device is not None:
         batches = [batch_per_device * count for count in sorted(counts, reverse=True)]
     asked = Asked(workload, place, counts, batches, profile, step_time, precision, load, data, input_shape, classes)
@@ -113,7 +118,8 @@ def _check_model(workload: str | Workload | None, input_shape: str | None, class
 
 
 def several(strategies: Sequence[Strategy]) -> list[Strategy]:
-    return [strategy for strategy in strategies if strategy.name != "single"]
+    """Each once, and without the one for one device."""
+    return [strategy for strategy in dict.fromkeys(strategies) if strategy.name != "single"]
 
 
 def _counts(size: int) -> list[int]:

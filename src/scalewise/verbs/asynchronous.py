@@ -36,11 +36,18 @@ def epoch_seconds(outcomes: list[Outcome], settings: Settings) -> list[float]:
 
 
 def samples_per_second(outcomes: list[Outcome]) -> float | None:
-    """Of all workers together, after each one's first two updates, until the first of them is through."""
+    """Of all workers together, after each one's first two updates, until the first of them is through. An update that
+    lies in that time in part counts in part: in short runs it may take longer than all of it."""
     begin = max(outcome.updates[min(2, len(outcome.updates) - 1)].started for outcome in outcomes if outcome.updates)
     end = min(outcome.updates[-1].ended for outcome in outcomes if outcome.updates)
-    counted = [update for update in in_order(outcomes) if begin < update.ended <= end]
-    return sum(update.samples for update in counted) / (end - begin) if counted else None
+    if end <= begin:
+        return None
+
+    def within(update: Update) -> float:
+        seconds = min(end, update.ended) - max(begin, update.started)
+        return max(0.0, seconds) / (update.ended - update.started)
+
+    return sum(update.samples * within(update) for update in in_order(outcomes)) / (end - begin)
 
 
 def last_loss(outcomes: list[Outcome], workers: int) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,16 +63,20 @@ def known_of(asked: Asked) -> Known:
         raise UserError("give a profile or a step time, not both")
     if asked.profile is not None:
         document = _read(asked.profile)
+        _check_same(asked.workload, document)
+        _check_unused(asked, "a profile is given")
         check_device(f"the profile is of {document.workload} on", document.device, asked.cluster)
         return Known(document, "the profile given", _middle(document))
     if asked.workload is None:
         raise UserError("nothing to advise on; name a WORKLOAD, or give --profile FILE")
     if asked.step_time is not None:
+        _check_unused(replace(asked, input_shape=None, classes=None), "a step time is given")
         return _given(asked, asked.workload, asked.step_time)
     name = asked.workload if isinstance(asked.workload, str) else ""
     check_can_be_timed(name)
     if name in MODELS and same_device("GTX 1080 Ti", asked.cluster.devices[0].name):
         document = stevens_profile(name)
+        _check_unused(asked, f"{name} on {document.device} is known from the study's one-GPU column only")
         return Known(document, "the study's one-GPU column (E. Stevens 2020)", _middle(document))
     return _measured(asked, asked.workload)
 
@@ -90,10 +95,31 @@ def check_can_be_timed(workload: str) -> None:
         )
 
 
+def _check_same(workload: str | Workload | None, document: ProfileDocument) -> None:
+    name = workload if isinstance(workload, str) or workload is None else workload.name
+    if name not in (None, document.workload):
+        raise UserError(f"the profile is of {document.workload}, not of {name}; name that, or no workload")
+
+
+def _check_unused(asked: Asked, known: str) -> None:
+    """What changes how a device is timed changes nothing where none is: better said than passed over."""
+    usual = Asked(asked.workload, asked.cluster, asked.counts, asked.batch)
+    flags = {"precision": "precision", "load": "load", "data": "data", "input": "input_shape", "classes": "classes"}
+    given = [f"--{flag}" for flag, field in flags.items() if getattr(asked, field) != getattr(usual, field)]
+    if given:
+        them = "it" if len(given) == 1 else "them"
+        raise UserError(f"{' and '.join(given)} would tell how to time one device, but {known}; leave {them} out")
+
+
 def _read(profile: Path | str | Profile) -> ProfileDocument:
     document = (profile if isinstance(profile, Profile) else Profile.read(Path(profile))).document
     if not document.steps:
         raise UserError(f"the profile of {document.workload} has no steps")
+    for step in document.steps:
+        if not 0 < step.seconds < math.inf:
+            raise UserError(
+                f"the profile of {document.workload} has a step of {step.seconds:g} seconds, at batch {step.batch}"
+            )
     return document
 
 

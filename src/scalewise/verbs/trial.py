@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from scalewise.measuring.block import Block, counted, epoch_of, interval_of_blocks, levels_of, phases_of
 from scalewise.measuring.cell import Cell
 from scalewise.measuring.spread import Spread
-from scalewise.measuring.stopping import Goal, first_steps, next_steps, progress, spent_seconds
+from scalewise.measuring.stopping import Goal, first_steps, is_known, next_steps, progress, spent_seconds
 from scalewise.results.measurement import DRIFT, INTERVAL_NOT_REACHED, NO_GRAPH, OVERSUBSCRIBED, Measurement, Status
 from scalewise.results.statistics import Interval
 from scalewise.session.placement import Placement
@@ -77,6 +77,11 @@ class Trial:
         return levels_of([block.seconds for block in self.counted]) if self.cell.protocol == "quick" else []
 
     @property
+    def settled_levels(self) -> list[float]:
+        """Of those that were timed while the machine stood still."""
+        return replace(self, seen=self.seen[: self.settled]).levels
+
+    @property
     def spent_seconds(self) -> float:
         return spent_seconds(self.blocks)
 
@@ -100,19 +105,22 @@ class Trial:
         return progress(self.interval, len(self.counted), self.spent_seconds, goal, self.usual)
 
     def forget_unsettled(self) -> None:
-        self.forgotten = self.seen[self.settled :]
-        del self.seen[self.settled :]
+        """But for the first: beside others it does not count, and what it prepared need not be prepared again."""
+        if self.settled == len(self.seen):
+            return
+        kept = max(self.settled, 1)
+        self.forgotten = self.seen[kept:] or self.forgotten
+        del self.seen[kept:]
         self.retimed += 1
 
     def remember_forgotten(self) -> None:
-        if not self.seen and self.forgotten:
-            self.seen, self.drifted = self.forgotten, True
+        if self.retimed and len(self.seen) == 1:
+            self.seen, self.drifted = [*self.seen, *self.forgotten], True
 
     def measurement(self, goal: Goal) -> Measurement:
         last, interval, cell = self.seen[-1], self.interval, self.cell
         flags = {
-            INTERVAL_NOT_REACHED: cell.protocol == "quick"
-            and not goal.reached(interval, len(self.counted), self.usual),
+            INTERVAL_NOT_REACHED: cell.protocol == "quick" and not self.reached(goal),
             DRIFT: self.drifted,
             OVERSUBSCRIBED: self.task.placement.oversubscribed,
             NO_GRAPH: last.execution != cell.execution,
@@ -128,6 +136,12 @@ class Trial:
             environment=self.task.environment,
             started=self.started,
         )
+
+    def reached(self, goal: Goal) -> bool:
+        """When time is up, fewer repeats do than would end a cell: it was not ended for being narrow by chance."""
+        if is_known(self.usual) and len(self.seen) > 1:
+            return goal.is_met_by(self.interval)
+        return goal.reached(self.interval, len(self.counted), self.usual)
 
     def without(self, status: Status, reason: str) -> Measurement:
         """Of a cell that has no figures."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 from scalewise.data.data import Data
 from scalewise.errors import UserError
-from scalewise.workloads.chain import WEIGHED, Part, example_of
+from scalewise.workloads.called_in_turn import followed
+from scalewise.workloads.chain import WEIGHED, Part, chain_of, example_of
+from scalewise.workloads.outputs import one_tensor
 from scalewise.workloads.reached import dice_alike
 from scalewise.workloads.same_numbers import largest_difference
 from scalewise.workloads.unchanged import unchanged_buffers
@@ -23,13 +26,20 @@ UNTOUCHED = torch.Generator().manual_seed(SEED).get_state()
 
 
 def refuse_another_model(workload: Workload, data: Data, model: nn.Module, parts: Sequence[Part]) -> None:
-    """Where both are on the host. As evaluated first, where batch norm looks at no other samples. As trained both draw
-    the same random numbers; if not in the same order, they are not compared. Where one draws more than the other, the
+    """A model that is seen to call its stages in turn is not tried: best where that needs no numbers.
+
+    Else both are on the host. As evaluated first, where batch norm looks at no other samples. As trained both draw the
+    same random numbers; if not in the same order, they are not compared. Where one draws more than the other, the
     stages leave out a dropout, say."""
+    if _is_seen_without_numbers(workload, data):
+        return
     inputs = example_of(data, WEIGHED, "cpu")
     said = f"the stages of '{workload.name}' ({', '.join(part.name for part in parts)})"
     for training in (False, True):
-        expected, state = _tried(model, model, inputs, training)
+        (expected, in_turn), state = _tried(partial(followed, model, parts), model, inputs, training)
+        one_tensor(workload.name, expected)
+        if in_turn:
+            continue
         try:
             found, other = _tried(lambda value: _through(parts, value), model, inputs, training)
         except Exception as error:  # whatever a stage says to what another gives
@@ -44,7 +54,18 @@ def refuse_another_model(workload: Workload, data: Data, model: nn.Module, parts
             raise UserError(f"{said} {when}do not compute what the model does ({told}); {RULE}")
 
 
-def _tried(call: Callable[[Tensor], Any], model: nn.Module, inputs: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+def _is_seen_without_numbers(workload: Workload, data: Data) -> bool:
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), dice_alike():
+        try:
+            with torch.device("meta"):
+                model = workload.model()
+            parts, inputs = chain_of(workload, model), example_of(data, WEIGHED, "meta")
+            return all(followed(model.train(training), parts, inputs)[1] for training in (False, True))
+        except Exception:  # whatever a model does with real numbers only; it is then tried with them
+            return False
+
+
+def _tried(call: Callable[[Tensor], Any], model: nn.Module, inputs: Tensor, training: bool) -> tuple[Any, Tensor]:
     """What comes out, and where the generator is then."""
     modes = {module: module.training for module in model.modules()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]), dice_alike(), unchanged_buffers([model]):

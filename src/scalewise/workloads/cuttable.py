@@ -23,6 +23,7 @@ from scalewise.workloads.chain import (
     whole_part,
 )
 from scalewise.workloads.chain_trial import refuse_another_model
+from scalewise.workloads.outputs import gives_otherwise
 from scalewise.workloads.reached import dice_alike
 from scalewise.workloads.workload import Workload
 
@@ -36,33 +37,26 @@ class Cuttable:
     borders: tuple[Border, ...]
     fixed_batch: int | None = None
     """Samples that must go through at a time: an exported model takes no other number."""
+    not_between: str = ""
+    """Why the first of those places is none where the chain cannot be cut."""
 
 
-def sections_of(workload: Workload, data: Data, model: nn.Module, cut: str) -> tuple[Section, ...]:
-    """Of a model that says where it can be cut; none of one that is yet to be exported, for so many samples."""
-    parts = _said(workload, model, cut)
-    return _weighed(workload, data, parts).sections if parts else ()
+def cuttable_as_said(workload: Workload, data: Data, model: nn.Module, cut: str) -> Cuttable | None:
+    """Of a model that says where it can be cut; None of one that is yet to be exported. `cut` names modules."""
+    parts, names = chain_of(workload, model), cut.split("+") if cut else []
+    if not parts or not set(names) <= {part.name for part in parts}:
+        return None
+    if workload.stages is not None:
+        refuse_another_model(workload, data, model, parts)
+    weighed = _weighed(workload, data, parts)
+    if weighed.borders[-1].packed:
+        raise gives_otherwise(workload.name, "tuple")
+    return _cuttable(weighed, parts, names)
 
 
-def why_not_elsewhere(workload: Workload, data: Data, model: nn.Module) -> str:
-    """Of a model that says where it can be cut: why some of those places are none, if so."""
-    parts = chain_of(workload, model)
-    blocked = _weighed(workload, data, parts).blocked if parts else ()
-    return str(blocked[0][1]) if blocked else ""
-
-
-def _said(workload: Workload, model: nn.Module, cut: str) -> tuple[Part, ...]:
-    parts = chain_of(workload, model)
-    return parts if set(cut.split("+") if cut else ()) <= {part.name for part in parts} else ()
-
-
-def cuttable_of(workload: Workload, data: Data, model: nn.Module, stages: int, cut: str, size: int) -> Cuttable:
-    """`cut` names modules; those of no chain are found in an export, for `size` samples at a time."""
+def cuttable_else(workload: Workload, data: Data, model: nn.Module, stages: int, cut: str, size: int) -> Cuttable:
+    """Of any other, by its export, for `size` samples at a time."""
     names = cut.split("+") if cut else []
-    if parts := _said(workload, model, cut):
-        if workload.stages is not None:
-            refuse_another_model(workload, data, model, parts)
-        return _cuttable(_weighed(workload, data, parts), parts, names)
     if stages == 1:
         alone = (whole_part(model),)
         with torch.random.fork_rng(devices=[]):
@@ -88,7 +82,8 @@ def _cuttable(weighed: Weighed, parts: tuple[Part, ...], names: list[str], fixed
     for name, error in weighed.blocked:
         if name in names:
             raise error
-    return Cuttable(joined_as(weighed, parts), weighed.sections, weighed.borders, fixed_batch)
+    why = str(weighed.blocked[0][1]) if weighed.blocked else ""
+    return Cuttable(joined_as(weighed, parts), weighed.sections, weighed.borders, fixed_batch, why)
 
 
 def _weighed(workload: Workload, data: Data, parts: tuple[Part, ...]) -> Weighed:

@@ -16,6 +16,7 @@ from scalewise.strategies.units import units_of
 from scalewise.workloads.chain import WEIGHED, chain_of, example_of, weigh
 from scalewise.workloads.lone_sample import allow_lone_sample
 from scalewise.workloads.matrices import Watch
+from scalewise.workloads.outputs import one_tensor
 from scalewise.workloads.workload import Workload
 
 
@@ -51,7 +52,7 @@ def _footprint_on(device: str, workload: Workload, data: Data) -> Footprint:
     kept: set[int] = set()
     with Watch(model) as watch, saved_tensors_hooks(lambda tensor: _note(tensor, kept), lambda tensor: tensor):
         outputs = model(inputs.unsqueeze(0).to(device))
-    outputs.float().sum().backward()
+    one_tensor(workload.name, outputs).float().sum().backward()
     for hook in hooks:
         hook.remove()  # torch does not tell Python's garbage collector of them, and with them the model would stay
     return Footprint(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from scalewise.prediction.held import LayerMemory, Made
 from scalewise.workloads.convolution_memory import Copied
@@ -25,6 +26,8 @@ class _Moment:
     """Other layers' part of it, and copies that the layer's own operation makes of what it puts out."""
     copied: int = 0
     """Such copies of what it takes in."""
+    gone: int = 0
+    """Of what the layer put out and kept, no longer there."""
 
 
 class Watch(TorchDispatchMode):
@@ -46,13 +49,15 @@ class Watch(TorchDispatchMode):
         """Of the pieces that are there now, by address."""
         self.given: dict[int, list[int]] = {}
         """Pieces that hold what modules put out which end with a layer."""
+        self.followed: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        """Versions of tensors whose gradients tell where backward is: what is written to in place is then another."""
         self.known = {_storage(each)._cdata for each in [*model.parameters(), *model.buffers(), *batch]}
         self.gradients: set[int] = set()
         self.copies: dict[int, Copied] = {}
         """Pieces that no tensor shows, there while an operation runs."""
         for path, module in model.named_modules():
             if next(module.children(), None) is None:
-                module.register_forward_pre_hook(lambda *_, path=path: self.enter(path))
+                module.register_forward_pre_hook(lambda _, inputs, path=path: self._take(path, inputs))
                 module.register_forward_hook(lambda _, __, outputs: self._leave(outputs))
             module.register_forward_hook(lambda _, __, outputs: self._give(outputs))
         for parameter in model.parameters():
@@ -88,12 +93,23 @@ class Watch(TorchDispatchMode):
         del self.numbers[address]
         self.events.append((number, -nbytes, self.at))
 
+    def _take(self, path: str, inputs: Any) -> None:
+        """What functions make of a layer's outputs, and others take in, is that layer's too."""
+        for tensor in _tensors(inputs):
+            if tensor.requires_grad and self.followed.get(tensor) != tensor._version:
+                made = self.numbers.get(_storage(tensor)._cdata)
+                self._follow(tensor, self.events[made][2] if made is not None else self.at)
+        self.enter(path)
+
     def _leave(self, outputs: Any) -> None:
-        """Backward is in this layer from when the gradient of what it puts out is complete."""
-        layer = self.at
         for tensor in _tensors(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(lambda _: self._back_in(layer))
+                self._follow(tensor, self.at)
+
+    def _follow(self, tensor: Tensor, layer: int) -> None:
+        """Backward is in this layer from when the gradient of what it puts out is complete."""
+        self.followed[tensor] = tensor._version
+        tensor.register_hook(lambda _: self._back_in(layer))
 
     def _give(self, outputs: Any) -> None:
         addresses = {_storage(tensor)._cdata for tensor in _tensors(outputs)}
@@ -115,7 +131,8 @@ class Watch(TorchDispatchMode):
         for number, nbytes, layer in self.events[: self.turned]:
             kept[made_in.setdefault(number, layer)] += nbytes
             size[number] = size.get(number, 0) + nbytes
-        most = self._most(kept)
+        kept_outputs = [[each for each in self.given.get(at, []) if size.get(each)] for at in range(len(kept))]
+        most = self._most(kept, kept_outputs)
         held = self._held_by(model)
         return tuple(
             LayerMemory(
@@ -132,22 +149,25 @@ class Watch(TorchDispatchMode):
                 tuple((made_in[number], self.events[number][1]) for number in self.given.get(at, [])),
                 tuple(rows for _, rows in held[at].trained),
                 tuple(held[at].still),
+                most[1][at].gone,
                 self.library_bytes.get(at, 0),
             )
             for at, path in enumerate(self.paths)
         )
 
-    def _most(self, kept: list[int]) -> list[list[_Moment]]:
+    def _most(self, kept: list[int], kept_outputs: list[list[int]]) -> list[list[_Moment]]:
         """Of forward and of backward in every layer, when there is the most beyond what the layers so far keep."""
         up_to = list(accumulate(kept))
         most = [[_Moment()] * len(self.paths), [_Moment()] * len(self.paths)]
         made_in: dict[int, int] = {}
         live = [0] * len(self.paths)
+        there: set[int] = set()
         total = 0
         for position, (number, nbytes, layer) in enumerate(self.events):
             if number not in self.gradients:  # which are counted by who knows how long they stay
                 total += nbytes
                 live[made_in.setdefault(number, layer)] += nbytes
+            (there.add if nbytes > 0 else there.discard)(number)
             way = most[position >= self.turned]
             if nbytes > 0 and total - up_to[layer] > way[layer].bytes:
                 beyond = (
@@ -157,7 +177,8 @@ class Watch(TorchDispatchMode):
                 copied = self.copies.get(number, Copied())
                 if copied.of_given:
                     made.append((layer, copied.of_given))
-                way[layer] = _Moment(total - up_to[layer], tuple(made), copied.of_taken)
+                gone = sum(self.events[each][1] for each in kept_outputs[layer] if each not in there)
+                way[layer] = _Moment(total - up_to[layer], tuple(made), copied.of_taken, gone)
         return most
 
     def _held_by(self, model: nn.Module) -> list[_Own]:

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from scalewise.data.data import Data
+from scalewise.errors import UserError
 from scalewise.workloads.lone_sample import allow_lone_sample
+from scalewise.workloads.outputs import one_tensor
 from scalewise.workloads.workload import Workload
 
 
@@ -41,9 +43,11 @@ def dice_alike() -> Iterator[None]:
 def _unreached_on(device: str, workload: Workload, data: Data) -> frozenset[str]:
     with torch.device(device):
         model = workload.model()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"the model of {workload.name} has no parameter that requires a gradient: nothing to train")
     allow_lone_sample(model)
     inputs, _ = data.example()
-    outputs = model(inputs.unsqueeze(0).to(device))
+    outputs = one_tensor(workload.name, model(inputs.unsqueeze(0).to(device)))
     outputs.float().sum().backward()
     return frozenset(
         name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None

@@ -17,14 +17,16 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import scalewise
 from scalewise.data.generated import load_generated
 from scalewise.errors import UserError, UsersCodeFailed
 from scalewise.workloads.classification import classification_accuracy, classification_loss
+from scalewise.workloads.outputs import one_tensor
 from scalewise.workloads.workload import Workload
 
+Loss = Callable[[Tensor, Tensor], Tensor]
 EXPLAINED = "write path/to/file.py:function or package.module:function"
 
 
@@ -52,7 +54,7 @@ def user_workload(text: str, input_shape: tuple[int, ...] | None, classes: int |
             raise UserError(
                 f"'{text}' returns a Workload, which says itself what goes in; leave out --input and --classes"
             )
-        return dataclasses.replace(made, name=text)
+        return dataclasses.replace(made, name=text, loss=partial(_loss_of_one_tensor, text, made.loss))
     if not isinstance(made, nn.Module):
         raise UserError(
             f"'{text}' returns {type(made).__name__}; a scalewise.Workload or a torch.nn.Module is expected"
@@ -72,15 +74,15 @@ def user_workload(text: str, input_shape: tuple[int, ...] | None, classes: int |
     )
 
 
+def _loss_of_one_tensor(text: str, loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
+    return loss(one_tensor(text, outputs), targets)
+
+
 def _check(model: nn.Module, text: str, input_shape: tuple[int, ...], classes: int) -> None:
     """One sample through the model, so that a wrong --input or --classes is answered here and not by every rank."""
     shape = "x".join(map(str, input_shape))
     with _told(f"{text} with --input {shape}"), torch.no_grad():
-        outputs = model.eval()(torch.zeros(1, *input_shape))
-    if not isinstance(outputs, torch.Tensor):
-        raise UserError(
-            f"'{text}' gives {type(outputs).__name__}, not a tensor; return a scalewise.Workload with its loss"
-        )
+        outputs = one_tensor(text, model.eval()(torch.zeros(1, *input_shape)))
     if outputs.flatten(1).shape[1] != classes:
         found = "x".join(map(str, outputs.shape[1:]))
         raise UserError(f"'{text}' gives {found} numbers per sample; --classes {classes} needs {classes}")

@@ -18,7 +18,8 @@ class Workload:
     name: str
     """As the user wrote it, with its options: 'unet:width=16'."""
     model: Callable[[], nn.Module]
-    """Makes a freshly initialised model on the current default device; the caller seeds torch first."""
+    """Makes a freshly initialised model on the current default device, which takes one tensor and gives one; the
+    caller seeds torch first."""
     data: Callable[[DataRequest], Data]
     loss: Callable[[Tensor, Tensor], Tensor]
     """(outputs, targets) -> the **mean** over the samples of the batch: strategies weight it by sample counts."""

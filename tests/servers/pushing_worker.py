@@ -1,0 +1,28 @@
+"""A worker in a process of its own, which pushes one gradient of ones: `python -m tests.servers.pushing_worker PORT
+ELEMENTS`."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import torch
+from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from scalewise.servers.client import Client
+from scalewise.session.rendezvous import LOOPBACK
+
+WORKER = 7
+PIECE_MB = 1000.0
+SECONDS = 20.0
+
+if __name__ == "__main__":
+    port, elements = map(int, sys.argv[1:])
+    store = TCPStore(LOOPBACK, port, is_master=False, timeout=timedelta(seconds=SECONDS))
+    model = nn.Linear(1, elements, bias=False)
+    client = Client(model, store, WORKER, 1, PIECE_MB, SECONDS, whole_pushes=True)
+    client.begin(1)
+    model(torch.ones(1)).sum().backward()
+    client.finish_pushes()
+    client.finish_pulls()
