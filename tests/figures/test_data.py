@@ -7,8 +7,8 @@ import math
 import pytest
 
 from scalewise.figures.bars import BarChart, bar_charts
+from scalewise.figures.lines import chosen, efficiencies, places
 from scalewise.figures.phases import batches_with_phases, stacks
-from scalewise.figures.speedups import chosen, efficiencies
 from scalewise.figures.style import COLOURS, INK, device_look, file_name
 from scalewise.figures.transfer import transfers
 from scalewise.findings.cell import Cell, Series
@@ -56,6 +56,14 @@ def test_few_lines_are_drawn_and_the_wanted_ones_are_among_them() -> None:
 
 def test_efficiency_is_speedup_over_devices() -> None:
     assert efficiencies(Scaling(10, {1: 1.0, 2: 1.5, 4: 3.0})) == {1: 1.0, 2: 0.75, 4: 0.75}
+
+
+def test_lines_stand_side_by_side_where_whiskers_would_cover_each_other_but_for_one_device() -> None:
+    def at(uncertainty: float) -> list[dict[int, float]]:
+        return places([Scaling(batch, {1: 1.0, 2: 1.5}, {2: uncertainty}) for batch in (10, 20, 40)])
+
+    assert at(0.3) == [pytest.approx({1: 1, 2: place}) for place in (1.975, 2.0, 2.025)]
+    assert at(0.01) == [{1: 1, 2: 2}] * 3
 
 
 def phased(devices: int, batch: int, **phases: float) -> Cell:

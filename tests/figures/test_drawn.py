@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from matplotlib.text import Annotation
 from PIL import Image
 
 from scalewise.figures.bars import draw_bars
@@ -76,6 +77,17 @@ def test_timings_that_leave_much_open_have_whiskers_and_others_have_none() -> No
 
     assert drawn(0.3) == (2, "95 % interval")
     assert drawn(0.01) == (0, "2 devices")
+
+
+def test_speedups_have_whiskers_that_stay_inside_the_figure_and_are_explained() -> None:
+    cells = [Cell(devices, batch, 100, 2.0 / devices, 0.3) for devices in (1, 2) for batch in (10, 20)]
+    series = Series("m", "mirrored", tuple(cells))
+    for figure, says in ((draw_speedups(series, "At best 2x"), "At best 2x. "), (draw_scaling(series), "devices. ")):
+        assert figure
+        assert all(axes.collections for axes in figure.axes)
+        assert figure.axes[0].get_ylim()[1] > 2 * (1 + 0.3 * 2**0.5)
+        subtitles = [each.get_text() for each in figure.findobj(Annotation)]
+        assert any(f"{says}Whiskers: 95 % intervals" in text for text in subtitles)
 
 
 def test_large_numbers_are_written_out() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from scalewise.figures.speedups import chosen
-from scalewise.figures.style import COLOURS, FAINT, MARKERS, new_figure, styled
+from scalewise.figures.lines import chosen, draw_lines, explained
+from scalewise.figures.style import FAINT, new_figure, styled
 from scalewise.findings.cell import Series
 from scalewise.findings.scaling import fixed_global, fixed_per_device
+
+DASHED = "Dashed: as many times the samples per second as there are devices"
 
 
 @styled
@@ -22,7 +24,9 @@ def draw_scaling(series: Series) -> Figure | None:
         columns=2,
         width=8.6,
         when=series.when,
-        subtitle="Dashed: as many times the samples per second as there are devices.",
+        subtitle=explained(
+            "Dashed: as many times the samples per second as there are devices", same_global + same_each
+        ),
     )
     batches = {each.batch for each in same_each}
     shared = [each for each in same_global if each.batch in batches] or same_global
@@ -32,15 +36,7 @@ def draw_scaling(series: Series) -> Figure | None:
         counts = series.device_counts
         axes.plot(counts, counts, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
         axes.axhline(1, color=FAINT, linewidth=1)
-        for number, scaling in enumerate(chosen(scalings)):
-            axes.plot(
-                list(scaling.speedups),
-                list(scaling.speedups.values()),
-                color=COLOURS[number % len(COLOURS)],
-                marker=MARKERS[number % len(MARKERS)],
-                label=f"{scaling.batch}",
-            )
-            highest = max(highest, *scaling.speedups.values())
+        highest = max(highest, draw_lines(axes, chosen(scalings)))
         axes.set_title(title)
         axes.set_xticks(counts)
         axes.set_xlabel("devices")

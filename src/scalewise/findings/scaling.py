@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from scalewise.findings.cell import Series
+from scalewise.findings.cell import Cell, Series
 
 
 @dataclass(frozen=True)
@@ -14,32 +15,34 @@ class Scaling:
     batch: int
     """Global in `fixed_global`, per device in `fixed_per_device`."""
     speedups: dict[int, float]
+    uncertainty: dict[int, float] = field(default_factory=dict)
+    """What the timings of several devices and of one leave open, as a fraction."""
+
+
+def _beside_one(batch: int, one: Cell, several: Mapping[int, Cell]) -> Scaling:
+    """Beside one device, which is what it is."""
+    return Scaling(
+        batch,
+        {count: cell.samples_per_second / one.samples_per_second for count, cell in several.items()},
+        {count: cell.open_beside(one) for count, cell in several.items() if cell is not one},
+    )
 
 
 def fixed_global(series: Series) -> list[Scaling]:
     """The same mathematics on more devices: each gets less."""
     found = []
     for batch in series.batches:
-        one = series.at(1, batch)
-        rates = {
-            count: cell.samples_per_second / one.samples_per_second
-            for count in series.device_counts
-            if one and (cell := series.at(count, batch))
-        }
-        if len(rates) > 1:
-            found.append(Scaling(batch, rates))
+        cells = {count: cell for count in series.device_counts if (cell := series.at(count, batch))}
+        if 1 in cells and len(cells) > 1:
+            found.append(_beside_one(batch, cells[1], cells))
     return found
 
 
 def fixed_per_device(series: Series) -> list[Scaling]:
     """As much work on each as one had: the global batch grows with the devices."""
     found = []
-    for cell in series.line(1):
-        rates = {
-            count: more.samples_per_second / cell.samples_per_second
-            for count in series.device_counts
-            if (more := series.at(count, cell.batch * count))
-        }
-        if len(rates) > 1:
-            found.append(Scaling(cell.batch, rates))
+    for one in series.line(1):
+        cells = {count: cell for count in series.device_counts if (cell := series.at(count, one.batch * count))}
+        if len(cells) > 1:
+            found.append(_beside_one(one.batch, one, cells))
     return found
