@@ -66,7 +66,7 @@ class ExperimentResult(Printable):
         if self.rows:
             table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
             for number, column in enumerate(self.columns):
-                table.add_column(column, justify="left" if number == 0 else "right")
+                table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
             for row in self.rows:
                 table.add_row(*row)
             parts += [table, Text()]
