@@ -128,6 +128,14 @@ def test_other_errors_are_not_taken_for_what_they_were_raised_from() -> None:
     assert from_exception(1, error).sentence == "rank 1 failed: RuntimeError: the batch has no labels"
 
 
+@pytest.mark.parametrize(("asked", "said"), [(400_000, "0.4 MB"), (99_500_000, "99.5 MB"), (2_560_000_000, "2,560 MB")])
+def test_what_was_asked_for_is_a_number_that_people_read(asked: int, said: str) -> None:
+    error = RuntimeError(
+        f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {asked} bytes. Error code 12"
+    )
+    assert f"tried to allocate {said} more" in from_exception(0, error).sentence
+
+
 def test_a_capped_cpu_device_is_told_of_strategies_that_need_less_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEWISE_MEMORY_LIMIT_GB", "0.5")
     error = RuntimeError(

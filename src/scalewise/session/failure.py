@@ -168,7 +168,10 @@ def _first_sentences(message: str) -> str:
     if rest:
         return f"{first}, tried to allocate {rest.partition('. ')[0]}"
     _, _, asked = message.partition("you tried to allocate ")
-    return f"tried to allocate {int(asked.split()[0]) / 1e6:,.3g} MB more" if asked else message
+    if not asked:
+        return message
+    megabytes = int(asked.split()[0]) / 1e6
+    return f"tried to allocate {f'{megabytes:,.0f}' if megabytes >= 100 else f'{megabytes:.3g}'} MB more"
 
 
 def _without_cast(message: str) -> str:
