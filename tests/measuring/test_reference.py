@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scalewise.measuring.reference import Reference
+from scalewise.measuring.spread import Spread
 from scalewise.results.statistics import Interval
 
 
@@ -20,6 +21,14 @@ def test_its_own_noise_is_no_drift() -> None:
     reference = Reference([1.0, 1.0, 1.0])
     assert not reference.moved(seen(1.1, noise=0.08))
     assert reference.moved(seen(1.1, noise=0.02))
+
+
+def test_visits_that_differ_on_a_machine_that_stands_still_are_no_drift() -> None:
+    scattered, steady = Spread(0.1, 30), Spread(0.01, 30)
+    assert not Reference([1.0, 1.0, 1.0]).moved(seen(1.2), visits=scattered)
+    assert Reference([1.0, 1.0, 1.0]).moved(seen(1.4), visits=scattered)
+    assert Reference([1.0, 1.0, 1.0]).moved(seen(1.2), visits=steady)
+    assert not Reference([1.0]).moved(seen(1.4), visits=scattered)  # a median of one visit is no surer than it
 
 
 def test_it_takes_a_tenth_of_the_time() -> None:

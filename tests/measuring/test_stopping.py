@@ -119,7 +119,8 @@ def test_slow_steps_are_not_repeated_beyond_the_budget() -> None:
 
 def test_a_first_block_is_short_where_steps_may_be_long() -> None:
     assert first_steps(None, 30) == 3
-    assert first_steps(0.5, 30) == 8
+    assert first_steps(0.1, 30) == 8
+    assert first_steps(0.5, 30) == 3
     assert first_steps(5.0, 30) == 3
     assert first_steps(0.001, 30, graph=True) == 14
 

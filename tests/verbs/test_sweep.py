@@ -129,6 +129,30 @@ def test_what_was_timed_while_the_machine_was_slow_is_timed_again(tmp_path: Path
         assert each.step_seconds.median == pytest.approx(each.batch * 1e-3, rel=0.01)
 
 
+def test_what_is_timed_until_the_machine_has_come_to_rest_is_timed_again_too(tmp_path: Path) -> None:
+    """A neighbour comes in one round and goes in the next: a reference that is itself again at the end of that one
+    says nothing of its beginning."""
+    machine = MadeUpMachine(pace=lambda seconds: 1.5 if 14 < seconds < 19 else 1.0)
+    found, sweep = swept(tmp_path, machine, *map(task_of, (10, 20, 50, 100, 40)), goal=Goal(0.2, 8))
+    assert machine.seconds > 19
+    assert [each.flags for each in found] == [[]] * 5
+    for levels in sweep.learnt[1]:
+        assert max(levels) < 1.02 * min(levels)
+
+
+def test_visits_that_lie_apart_on_a_machine_that_stands_still_are_all_kept(tmp_path: Path) -> None:
+    """As between two ranks that share two cores with gloo's threads: by a tenth, but around the same centre."""
+    paces = [Random(number).gauss(1, 0.1) for number in range(1000)]
+    machine = MadeUpMachine()
+    machine.pace = lambda _: paces[len(machine.visits)]
+    found, sweep = swept(tmp_path, machine, *map(task_of, (10, 20, 50, 100, 40)), goal=Goal(2, 5))
+    assert len(sweep.reference.history) > 10
+    assert [each.flags for each in found] == [["interval-not-reached"]] * 5
+    for each in found:
+        assert each.step_seconds is not None
+        assert each.step_seconds.low < each.batch * 1e-3 < each.step_seconds.high
+
+
 def test_a_machine_that_never_settles_is_told_by_flags(tmp_path: Path) -> None:
     """It gets slower from visit to visit."""
     machine = MadeUpMachine()

@@ -29,6 +29,8 @@ LEAST_STEPS = 2
 """Beside those that are dropped; half of a block's are never dropped, so that of the shortest blocks three count."""
 FIRST_STEPS, CAUTIOUS_STEPS = 8, 3
 """Of a first block: of cells expected to be quick, and of those about which nothing is known."""
+FIRST_SECONDS = 1.0
+"""It does not count beside others: so much of it, and no more, is worth knowing a cell's noise."""
 BLOCK_SECONDS = 1.5
 MOST_WARM_UP_STEPS = 200
 OWN_NOISE = 0.5
@@ -61,7 +63,7 @@ def least_blocks(usual: Spread | None) -> int:
 
 def first_steps(expected_seconds: float | None, budget_seconds: float, graph: bool = False) -> int:
     """A first block takes little of the budget, whatever a step turns out to take."""
-    if expected_seconds is None or expected_seconds * FIRST_STEPS > budget_seconds / 4:
+    if expected_seconds is None or expected_seconds * FIRST_STEPS > min(FIRST_SECONDS, budget_seconds / 4):
         return CAUTIOUS_STEPS
     return FIRST_STEPS + (GRAPH_WARM_UP_STEPS if graph else 0)
 

@@ -2,7 +2,8 @@
 
     window    | a  b  c  d | ref | a  b  c  d | ref | a  c  d  e | ref ...      (b is through, e takes its place)
 
-A reference cell is timed between rounds. Where it moved, what was timed since it last stood still is timed again.
+A reference cell is timed between rounds. Where it moved, what was timed since it last stood still is timed again, and
+what is timed until it does.
 How far visits to a cell lie from each other is learnt from all cells together.
 """
 
@@ -17,7 +18,7 @@ from time import perf_counter
 from scalewise.errors import RunFailed, UserError, UsersCodeFailed
 from scalewise.measuring.cell import Cell
 from scalewise.measuring.reference import Reference
-from scalewise.measuring.spread import usual_spreads
+from scalewise.measuring.spread import Spread, usual_spreads
 from scalewise.measuring.stopping import Goal
 from scalewise.results.measurement import Measurement
 from scalewise.results.statistics import Interval
@@ -34,6 +35,8 @@ MOST_RETIMED = 2
 FEWEST_CELLS = 3
 """With fewer, blocks of the same cell lie close enough to watch each other."""
 REFERENCE_STEPS, REFERENCE_SECONDS = 6, 0.2
+FIRST_GUESS = Spread(0.08, 30)
+"""Of visits, until cells have been visited often enough to say: on two cores they differ by 2 to 12 %."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class Sweep:
         self.step_seconds: dict[Cell, float] = {}
         self.standard: Trial | None = None
         self.reference = Reference()
+        self.adrift = False
+        """Whether the machine had not come to rest yet when the cells under way were last begun."""
         self.learnt: dict[int, list[list[float]]] = defaultdict(list)
         """The visits' levels of cells that are through, by device count: one device waits for no other."""
         self.done = 0
@@ -162,9 +167,10 @@ class Sweep:
             self.pending.append(trial)
         in_time = perf_counter() < self.deadline
         at_the_end = not in_time or not (self.waiting or self.window)
-        if self.standard and not self.reference.due() and not at_the_end:
+        if self.standard and not self.reference.due() and not self.adrift and not at_the_end:
             return
-        moved = self._moved()
+        now = self._moved()
+        moved, self.adrift = now or self.adrift, now and in_time and self._read_reference(again=True)
         in_time = perf_counter() < self.deadline
         for trial in self.pending + self.window:
             if moved and in_time and trial.cell.protocol == "quick" and trial.retimed < MOST_RETIMED:
@@ -181,13 +187,16 @@ class Sweep:
                 self.window.append(trial)
 
     def _learn(self) -> None:
-        under_way = self.window + self.pending
-        seen = {devices: [*cells] for devices, cells in self.learnt.items()}
-        for trial in under_way:
-            seen.setdefault(trial.cell.devices, []).append(trial.levels)
-        usual = usual_spreads(seen)
-        for trial in under_way:
+        usual = self._spreads(lambda trial: trial.levels)
+        for trial in self.window + self.pending:
             trial.usual = usual[trial.cell.devices]
+
+    def _spreads(self, levels: Callable[[Trial], list[float]]) -> dict[int, Spread | None]:
+        """By device count, with these visits of the cells under way."""
+        seen = {devices: [*cells] for devices, cells in self.learnt.items()}
+        for trial in self.window + self.pending:
+            seen.setdefault(trial.cell.devices, []).append(levels(trial))
+        return usual_spreads(seen)
 
     def _moved(self) -> bool:
         """Whether the reference is not what it was; False where there is none, or where it costs too much."""
@@ -201,6 +210,11 @@ class Sweep:
             self.standard = replace(quickest, seen=list(quickest.seen))
         elif self.reference.cost_seconds > self.reference.since_seconds:
             return False
+        return self._read_reference()
+
+    def _read_reference(self, again: bool = False) -> bool:
+        """Whether it is not what it was; `again`: still not."""
+        assert self.standard is not None
         step = self.standard.interval.median
         steps = REFERENCE_STEPS + max(REFERENCE_STEPS, math.ceil(REFERENCE_SECONDS / max(step, 1e-6)))
         try:
@@ -208,7 +222,17 @@ class Sweep:
         except (UserError, RunFailed):
             self.standard = None  # another will do
             return False
-        return self.reference.moved(replace(self.standard, seen=[seen], usual=None).interval, seen.block.wall_seconds)
+        interval = replace(self.standard, seen=[seen], usual=None).interval
+        visits = self._visits_of(self.standard)
+        if again:
+            return self.reference.is_away(interval, visits)
+        return self.reference.moved(interval, seen.block.wall_seconds, visits)
+
+    def _visits_of(self, trial: Trial) -> Spread | None:
+        """How far visits to such a cell lie from each other on a machine that stands still."""
+        if trial.cell.protocol == "paper":
+            return None  # its cells are visited once
+        return self._spreads(lambda each: each.settled_levels).get(trial.cell.devices) or FIRST_GUESS
 
     def _record(self, trial: Trial, measurement: Measurement) -> None:
         self.store.append(measurement)

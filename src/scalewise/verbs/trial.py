@@ -77,6 +77,11 @@ class Trial:
         return levels_of([block.seconds for block in self.counted]) if self.cell.protocol == "quick" else []
 
     @property
+    def settled_levels(self) -> list[float]:
+        """Of those that were timed while the machine stood still."""
+        return replace(self, seen=self.seen[: self.settled]).levels
+
+    @property
     def spent_seconds(self) -> float:
         return spent_seconds(self.blocks)
 
@@ -100,13 +105,17 @@ class Trial:
         return progress(self.interval, len(self.counted), self.spent_seconds, goal, self.usual)
 
     def forget_unsettled(self) -> None:
-        self.forgotten = self.seen[self.settled :]
-        del self.seen[self.settled :]
+        """But for the first: beside others it does not count, and what it prepared need not be prepared again."""
+        if self.settled == len(self.seen):
+            return
+        kept = max(self.settled, 1)
+        self.forgotten = self.seen[kept:] or self.forgotten
+        del self.seen[kept:]
         self.retimed += 1
 
     def remember_forgotten(self) -> None:
-        if not self.seen and self.forgotten:
-            self.seen, self.drifted = self.forgotten, True
+        if self.retimed and len(self.seen) == 1:
+            self.seen, self.drifted = [*self.seen, *self.forgotten], True
 
     def measurement(self, goal: Goal) -> Measurement:
         last, interval, cell = self.seen[-1], self.interval, self.cell
