@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scalewise.cli.measure import sweep_bar
+from scalewise.cli.progress import telling
 from scalewise.measuring.cell import Cell
 from scalewise.results.statistics import Interval
 from scalewise.results.store import Store
@@ -106,6 +107,18 @@ def test_an_out_that_is_a_file_is_refused(scalewise: Run, tmp_path: Path) -> Non
 class Terminal(StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_people_see_how_far_an_experiment_is_beside_its_spinner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    for stderr, seen in ((Terminal(), True), (StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with telling("stevens") as (tell, now):
+            now("3/12 cells, [linear]")
+            tell("a cell is through")
+        assert ("stevens: 3/12 cells, [linear]" in stderr.getvalue()) == seen
+        assert "a cell is through" in stderr.getvalue()
 
 
 def test_people_see_a_bar_the_interval_under_way_and_a_line_per_cell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def doctor(
     from scalewise.cli.progress import telling
     from scalewise.verbs.links import measure_links
 
-    with telling("measuring links") as tell:
+    with telling("measuring links") as (tell, _):
         here = measure_links(
             devices,
             device_kind=device_kind,

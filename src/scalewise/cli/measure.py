@@ -146,7 +146,6 @@ def sweep_bar(first: str = "") -> Iterator[tuple[Any, Any]]:
     from rich.console import Console
 
     from scalewise.measuring.measured import cell_line
-    from scalewise.results.units import seconds_text
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -174,13 +173,6 @@ def sweep_bar(first: str = "") -> Iterator[tuple[Any, Any]]:
 
         def told(now: Progress) -> None:
             begin()
-            step = now.interval
-            seen = f"{seconds_text(step.median)}, {step.width_text}" if step.n else ""
-            bar.update(
-                task,
-                completed=now.fraction,
-                cells=f"{now.done}/{now.total} cells",
-                description=f"{now.cell.text}: {seen}",
-            )
+            bar.update(task, completed=now.fraction, cells=f"{now.done}/{now.total} cells", description=now.text)
 
         yield told, line

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
@@ -48,11 +49,12 @@ def training_bar(batch: int) -> Iterator[Callable[[Report], None] | None]:
 
 
 @contextmanager
-def telling(what: str) -> Iterator[Callable[[str], None]]:
-    """Lines about work under way: for people above a spinner, for a log file as they are."""
+def telling(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """Lines about work under way: for people above a spinner, for a log file as they are. The second callback takes
+    what is done just now: it stands beside the spinner, and in no log file."""
     console = Console(stderr=True, highlight=False)
     if not sys.stderr.isatty():
-        yield lambda line: console.print(line, markup=False, soft_wrap=True)
+        yield lambda line: console.print(line, markup=False, soft_wrap=True), lambda _: None
         return
     with console.status(what) as status:
 
@@ -60,7 +62,7 @@ def telling(what: str) -> Iterator[Callable[[str], None]]:
             console.print(line, style="dim", markup=False, soft_wrap=True)
             status.update(what)
 
-        yield tell
+        yield tell, lambda now: status.update(escape(f"{what}: {now}"))
 
 
 @contextmanager

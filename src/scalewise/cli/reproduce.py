@@ -43,7 +43,9 @@ def reproduce(
     from scalewise.cli.output import show
     from scalewise.cli.progress import telling
 
-    with telling(experiment) as tell:
+    with telling(experiment) as (tell, now):
+        if chosen.shows_progress:
+            given["on_progress"] = lambda cells: now(f"{cells.done}/{cells.total} cells, {cells.text}")
         result = chosen.load()(out, quick, tell, **given)
     show(result, json)
     if result.failed:

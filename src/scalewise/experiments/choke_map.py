@@ -27,6 +27,7 @@ from scalewise.spec import parse_spec
 from scalewise.verbs.describe import describe
 from scalewise.verbs.measure import measure
 from scalewise.verbs.report import remarks_on
+from scalewise.verbs.sweep import Progress
 
 STRATEGY, DEVICES, BATCH = "mirrored", 2, 8
 PARAMETERS = (30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
@@ -36,7 +37,9 @@ QUICK_FLOPS = (1_000_000, 10_000_000, 100_000_000)
 KNOWN_MODELS = ("linear", "conv", "unet", "transformer")
 
 
-def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult:
+def run(
+    out: Path, quick: bool, tell: Callable[[str], None], on_progress: Callable[[Progress], None] | None = None
+) -> ExperimentResult:
     """About a minute if quick, most of an hour if not. A folder with measurements is gone on with."""
     load, cores = psutil.getloadavg()[0], len(allowed_cores())
     sizes, computes = (QUICK_PARAMETERS, QUICK_FLOPS) if quick else (PARAMETERS, FLOPS)
@@ -52,6 +55,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
         budget=2.0 if quick else 20.0,
         budget_total=80.0 if quick else None,
         resume=True,
+        on_progress=on_progress,
         on_cell=lambda cell: tell(f"  {cell_line(cell)}"),
     )
     series = [each for each in series_of(Store.read(out), Store.environments(out)) if place_of(each.workload)]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 """Told what is being done, a line at a time."""
 Run: TypeAlias = "Callable[..., ExperimentResult]"
-"""(folder to write to, quick, tell), and `device_kind` where it is for any, and `seeds` where it takes them."""
+"""(folder to write to, quick, tell), and what else its experiment says it takes."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Experiment:
     """Its `run` takes a `device_kind` too."""
     takes_seeds: bool = False
     """Its `run` takes `seeds` too."""
+    shows_progress: bool = False
+    """Its `run` takes `on_progress`, as `measure` does."""
 
     def load(self) -> Run:
         return import_module(self.module).run  # type: ignore[no-any-return]
@@ -34,6 +36,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "stevens": Experiment(
         "the 2020 study: two models, 1 to 4 devices, 12 batches; who gains, who chokes, and which findings hold here",
         "scalewise.experiments.stevens",
+        shows_progress=True,
     ),
     "unet": Experiment(
         "the survey's table 2: a U-Net on one device, data and model parallel on two; then models that grow",
@@ -47,6 +50,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "choke-map": Experiment(
         "synthetic models over the plane of model size and compute per sample: who gains from a second device",
         "scalewise.experiments.choke_map",
+        shows_progress=True,
     ),
     "sync-vs-async": Experiment(
         "seconds to a loss, synchronous against asynchronous: equal devices, a straggler, a death, a slow link",

@@ -30,6 +30,7 @@ from scalewise.results.store import Store
 from scalewise.session.cores import allowed_cores
 from scalewise.verbs.measure import measure
 from scalewise.verbs.report import COLUMNS, page_of, remarks_on, table_of
+from scalewise.verbs.sweep import Progress
 
 STUDIED, CONTRAST = "data-parallel", "mirrored"
 STRATEGIES = ("single", STUDIED, CONTRAST)
@@ -59,7 +60,9 @@ enough to be sure of."""
 INTERVAL_PERCENT, QUICK_INTERVAL_PERCENT = 2.0, 5.0
 
 
-def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult:
+def run(
+    out: Path, quick: bool, tell: Callable[[str], None], on_progress: Callable[[Progress], None] | None = None
+) -> ExperimentResult:
     """Under three minutes if quick, on two cores. A folder with measurements is gone on with."""
     kind, counts, remark = devices_here(quick)
     load, cores = psutil.getloadavg()[0], len(allowed_cores())
@@ -84,6 +87,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
             load=_load(),
             samples=_samples(),
             resume=True,
+            on_progress=on_progress,
             on_cell=lambda cell: tell(f"  {cell_line(cell)}"),
         )
         if result.resumed:
