@@ -131,7 +131,7 @@ def test_it_measures_draws_and_goes_on_with_what_is_there(tmp_path: Path, monkey
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(stevens, "QUICK", (Grid("linear", (100,), ("single", "data-parallel"), budget=0.2),))
     monkeypatch.setattr(stevens, "_samples", lambda: 200)
-    monkeypatch.setattr("psutil.getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(stevens, "cores_in_use", lambda: 0.0)
     told: list[str] = []
     first = stevens.run(tmp_path / "out", True, told.append)
     assert first.failed == 0

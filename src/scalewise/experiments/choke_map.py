@@ -8,13 +8,11 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-import psutil
-
 from scalewise.atomic import write_atomically
 from scalewise.errors import RunFailed
 from scalewise.experiments.choke_map_figure import draw_map
 from scalewise.experiments.choke_map_plane import Spot, beside_the_study, short, words
-from scalewise.experiments.remarks import load_remarks, not_begun_remarks, roughness
+from scalewise.experiments.remarks import cores_in_use, load_remarks, not_begun_remarks, roughness
 from scalewise.findings.cell import Series
 from scalewise.findings.machine import when_text
 from scalewise.findings.series import series_of
@@ -41,7 +39,7 @@ def run(
     out: Path, quick: bool, tell: Callable[[str], None], on_progress: Callable[[Progress], None] | None = None
 ) -> ExperimentResult:
     """About a minute if quick, most of an hour if not. A folder with measurements is gone on with."""
-    load, cores = psutil.getloadavg()[0], len(allowed_cores())
+    used, cores = cores_in_use(), len(allowed_cores())
     sizes, computes = (QUICK_PARAMETERS, QUICK_FLOPS) if quick else (PARAMETERS, FLOPS)
     tell(f"{len(sizes) * len(computes)} synthetic models on one device and on two, batch {BATCH} ...")
     result = measure(
@@ -62,8 +60,8 @@ def run(
     spots = spots_of(series)
     if not spots:
         raise RunFailed(f"no model was timed both on one device and on {DEVICES}; see {out / 'measurements.jsonl'}")
-    rough = roughness(load, cores, result.measurements, result.not_begun)
-    remarks = [*load_remarks(load, cores), *not_begun_remarks(result.not_begun), *remarks_on(result.measurements)]
+    rough = roughness(used, cores, result.measurements, result.not_begun)
+    remarks = [*load_remarks(used, cores), *not_begun_remarks(result.not_begun), *remarks_on(result.measurements)]
     when = when_text([each.started for each in result.measurements])
     planned = list(product(sizes, computes))
     return conclude(out, spots, series[0].machine, remarks, len(result.failed), rough, when, planned)

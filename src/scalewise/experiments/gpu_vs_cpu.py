@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 import torch
 
 from scalewise.atomic import write_atomically
@@ -20,7 +19,7 @@ from scalewise.experiments.gpu_vs_cpu_words import (
     moving_words,
     survey_claims,
 )
-from scalewise.experiments.remarks import load_remarks, roughness
+from scalewise.experiments.remarks import cores_in_use, load_remarks, roughness
 from scalewise.results.experiment import ExperimentResult
 from scalewise.results.units import seconds_text
 from scalewise.session.cores import allowed_cores
@@ -43,8 +42,8 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
     cores = len(allowed_cores())
     budget = 0.3 if quick else 2.0
     machine = f"{cores} cores of {cpu_name()}" + (f", {torch.cuda.get_device_name(gpu)}" if gpu else "")
-    load = psutil.getloadavg()[0]
-    loaded = load_remarks(load, cores)
+    used = cores_in_use()
+    loaded = load_remarks(used, cores)
     for remark in (*([] if gpu else [NO_GPU]), *loaded):
         tell(remark)
     tell("copying memory ...")
@@ -82,7 +81,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None]) -> ExperimentResult
             "cores": cores,
             "claims": [{**vars(claim), "verdict": claim.verdict} for claim in claims],
         },
-        headline=headline(machine, claims) + roughness(load, cores, []),
+        headline=headline(machine, claims) + roughness(used, cores, []),
     )
     write_atomically(out / "gpu-vs-cpu.json", json.dumps(result.to_json(), indent=2).encode())
     write_atomically(out / "findings.md", result.to_markdown().encode())

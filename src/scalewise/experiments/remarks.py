@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import psutil
+
 from scalewise.findings.finding import listed
 from scalewise.results.measurement import DRIFT, INTERVAL_NOT_REACHED, Measurement
+from scalewise.session.cores import allowed_cores
 
 BUSY_FROM = 0.25
 """Of all cores: with so much of them taken, ranks wait for their turn."""
+LOOK_SECONDS = 0.5
 
 
-def load_remarks(load: float, cores: int) -> list[str]:
+def cores_in_use() -> float:
+    """By other programs, of those that we may use, just before an experiment. The load average would still tell of the
+    minute before: of the installation that `make demo` began with."""
+    ours, busy_percent = allowed_cores(), psutil.cpu_percent(LOOK_SECONDS, percpu=True)
+    return sum(percent for core, percent in enumerate(busy_percent) if core in ours) / 100
+
+
+def load_remarks(used: float, cores: int) -> list[str]:
     """Where other programs had the cores too."""
-    if not _is_busy(load, cores):
+    if not _is_busy(used, cores):
         return []
-    return [f"the load was {load:.1f} on {cores} cores when this began: take CPU timings as rough"]
+    return [f"other programs used {used:.1f} of {cores} cores when this began: take CPU timings as rough"]
 
 
-def _is_busy(load: float, cores: int) -> bool:
-    return load >= BUSY_FROM * cores
+def _is_busy(used: float, cores: int) -> bool:
+    return used >= BUSY_FROM * cores
 
 
 def not_begun_remarks(cells: int) -> list[str]:
@@ -30,14 +41,14 @@ def not_begun_remarks(cells: int) -> list[str]:
     return [f"{were} not begun for lack of time; the same command goes on with them"]
 
 
-def roughness(load: float, cores: int, measurements: Sequence[Measurement], not_begun: int = 0) -> str:
+def roughness(used: float, cores: int, measurements: Sequence[Measurement], not_begun: int = 0) -> str:
     """Why a verdict is rough, to be put behind it: '; rough, because ...'; nothing where nothing is in its way."""
     timed = [each for each in measurements if each.status == "ok"]
     missing = len(measurements) - len(timed) + not_begun
     wide = sum(INTERVAL_NOT_REACHED in each.flags for each in timed)
     drifted = sum(DRIFT in each.flags for each in timed)
     reasons = [
-        *([f"the machine was busy (load {load:.1f} on {cores} cores)"] if _is_busy(load, cores) else []),
+        *([f"other programs used {used:.1f} of {cores} cores"] if _is_busy(used, cores) else []),
         *([f"{missing} of {len(measurements) + not_begun} cells have no time"] if missing else []),
         *([f"{wide} of {len(timed)} cells did not reach their interval in the time given"] if wide else []),
         *([f"the machine's speed moved during {drifted} of {len(timed)} cells"] if drifted else []),

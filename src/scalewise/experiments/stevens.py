@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
 from scalewise.atomic import write_atomically
 from scalewise.data.data import DataRequest
 from scalewise.data.speech import find_speech
 from scalewise.errors import RunFailed
-from scalewise.experiments.remarks import load_remarks, not_begun_remarks, roughness
+from scalewise.experiments.remarks import cores_in_use, load_remarks, not_begun_remarks, roughness
 from scalewise.experiments.stevens_claims import Claim, claims, headline
 from scalewise.experiments.stevens_figure import draw_comparison
 from scalewise.figures.gallery import draw_all, draw_all_phases
@@ -65,8 +64,8 @@ def run(
 ) -> ExperimentResult:
     """Under three minutes if quick, on two cores. A folder with measurements is gone on with."""
     kind, counts, remark = devices_here(quick)
-    load, cores = psutil.getloadavg()[0], len(allowed_cores())
-    remarks = [*([remark] if remark else []), *load_remarks(load, cores)]
+    used, cores = cores_in_use(), len(allowed_cores())
+    remarks = [*([remark] if remark else []), *load_remarks(used, cores)]
     for line in remarks:
         tell(line)
     failed = not_begun = 0
@@ -95,7 +94,7 @@ def run(
         failed += len(result.failed)
         not_begun += result.not_begun
     tell("drawing ...")
-    rough = roughness(load, cores, Store.read(out), not_begun)
+    rough = roughness(used, cores, Store.read(out), not_begun)
     return conclude(out, [*remarks, *not_begun_remarks(not_begun)], failed, rough)
 
 

@@ -16,13 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
-
 from scalewise.atomic import write_atomically
 from scalewise.data.data import DataRequest
 from scalewise.errors import RunFailed
 from scalewise.experiments.curves import Point, seconds_to
-from scalewise.experiments.remarks import load_remarks
+from scalewise.experiments.remarks import cores_in_use, load_remarks
 from scalewise.experiments.sync_vs_async_death import train_through_death
 from scalewise.experiments.sync_vs_async_figure import draw
 from scalewise.experiments.sync_vs_async_runs import Ran, Runs
@@ -76,7 +74,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None], seeds: Sequence[int
     data = resolve(WORKLOAD).data(DataRequest())
     here = surroundings(data.source, len(data), {"steps": steps, "batch": BATCH, "died at": DEATH_AT})
     cores = len(allowed_cores())
-    remarks = load_remarks(psutil.getloadavg()[0], cores)
+    remarks = load_remarks(cores_in_use(), cores)
     with sole_writer(out):
         runs = Runs(out, here)
         done: dict[int, Done] = {}

@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import psutil
 import torch
 
 from scalewise.atomic import write_atomically
 from scalewise.errors import RunFailed
-from scalewise.experiments.remarks import load_remarks, not_begun_remarks
+from scalewise.experiments.remarks import cores_in_use, load_remarks, not_begun_remarks
 from scalewise.experiments.unet_figure import draw_steps, draw_sweep, draw_table
 from scalewise.experiments.unet_setup import CPU, CPU_QUICK, GPU, GPU_QUICK, Setup, nearest_first
 from scalewise.experiments.unet_words import (
@@ -66,7 +65,7 @@ def run(out: Path, quick: bool, tell: Callable[[str], None], device_kind: str = 
     setup = (CPU_QUICK if quick else CPU) if kind == "cpu" else (GPU_QUICK if quick else GPU)
     if given := memory_limit_bytes():
         setup = replace(setup, limit_GB=given / 1e9)
-    remarks = load_remarks(psutil.getloadavg()[0], len(allowed_cores()))
+    remarks = load_remarks(cores_in_use(), len(allowed_cores()))
     tell(f"{setup.table} at batch {setup.table_batch} on one {kind} device and on {DEVICES} ...")
     first = _measure(out, [setup.table], setup, setup.table_batch, (SINGLE, *WANTED), kind, tell)
     ran = _ran(setup, first.measurements, kind, tell)
