@@ -54,11 +54,19 @@ class Goal:
 
     def reached(self, interval: Interval, blocks: int, usual: Spread | None = None) -> bool:
         """With so many blocks that count."""
-        return blocks >= least_blocks(usual) and 100 * interval.width <= self.percent
+        return blocks >= least_blocks(usual) and self.is_met_by(interval)
+
+    def is_met_by(self, interval: Interval) -> bool:
+        return 100 * interval.width <= self.percent
 
 
 def least_blocks(usual: Spread | None) -> int:
-    return LEAST_BESIDE_OTHERS if usual and usual.degrees_of_freedom >= KNOWN_FROM else LEAST_BLOCKS
+    return LEAST_BESIDE_OTHERS if is_known(usual) else LEAST_BLOCKS
+
+
+def is_known(usual: Spread | None) -> bool:
+    """Whether other cells tell how far visits lie from each other."""
+    return usual is not None and usual.degrees_of_freedom >= KNOWN_FROM
 
 
 def first_steps(expected_seconds: float | None, budget_seconds: float, graph: bool = False) -> int:

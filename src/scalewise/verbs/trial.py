@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from scalewise.measuring.block import Block, counted, epoch_of, interval_of_blocks, levels_of, phases_of
 from scalewise.measuring.cell import Cell
 from scalewise.measuring.spread import Spread
-from scalewise.measuring.stopping import Goal, first_steps, next_steps, progress, spent_seconds
+from scalewise.measuring.stopping import Goal, first_steps, is_known, next_steps, progress, spent_seconds
 from scalewise.results.measurement import DRIFT, INTERVAL_NOT_REACHED, NO_GRAPH, OVERSUBSCRIBED, Measurement, Status
 from scalewise.results.statistics import Interval
 from scalewise.session.placement import Placement
@@ -120,8 +120,7 @@ class Trial:
     def measurement(self, goal: Goal) -> Measurement:
         last, interval, cell = self.seen[-1], self.interval, self.cell
         flags = {
-            INTERVAL_NOT_REACHED: cell.protocol == "quick"
-            and not goal.reached(interval, len(self.counted), self.usual),
+            INTERVAL_NOT_REACHED: cell.protocol == "quick" and not self.reached(goal),
             DRIFT: self.drifted,
             OVERSUBSCRIBED: self.task.placement.oversubscribed,
             NO_GRAPH: last.execution != cell.execution,
@@ -137,6 +136,12 @@ class Trial:
             environment=self.task.environment,
             started=self.started,
         )
+
+    def reached(self, goal: Goal) -> bool:
+        """When time is up, fewer repeats do than would end a cell: it was not ended for being narrow by chance."""
+        if is_known(self.usual) and len(self.seen) > 1:
+            return goal.is_met_by(self.interval)
+        return goal.reached(self.interval, len(self.counted), self.usual)
 
     def without(self, status: Status, reason: str) -> Measurement:
         """Of a cell that has no figures."""
