@@ -16,9 +16,11 @@ from scalewise.experiments.stevens_claims import headline
 from scalewise.findings.series import series_of
 from scalewise.measuring.measured import MeasureResult
 from scalewise.published.measured import stevens_environment, stevens_measurements
+from scalewise.results.experiment import ExperimentResult
 from scalewise.step.settings import Execution, Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.verbs.measure import expected_execution
+from scalewise.verbs.sweep import Progress
 from tests.findings.test_series import HERE, measured
 from tests.verbs.test_report import stored
 
@@ -123,6 +125,27 @@ def test_on_a_gpu_one_device_runs_as_the_several_do_so_that_they_can_be_compared
     for drawing in ("draw_comparison", "draw_all", "draw_all_phases"):
         monkeypatch.setattr(stevens, drawing, lambda *_: [])
     assert "linear chokes (2 devices take 3.0 times as long" in stevens.run(tmp_path, True, lambda _: None).headline
+
+
+def test_what_one_model_leaves_over_of_the_three_minutes_is_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, given = [1000.0], []
+
+    def quickly(_workload: str, *, out: Path, budget_total: float, **more: Any) -> MeasureResult:
+        given.append(budget_total)
+        assert more["on_progress"] is watch
+        clock[0] += 20
+        return MeasureResult(stored(out, HERE, [measured("data-parallel", 2, 10)]), [])
+
+    monkeypatch.setattr(stevens, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(stevens, "measure", quickly)
+    monkeypatch.setattr(stevens, "conclude", lambda *_: ExperimentResult("stevens", []))
+    told: list[Progress] = []
+    watch = told.append
+    stevens.run(tmp_path, True, lambda _: None, watch)
+    assert given == [75.0, 130.0]
+    assert stevens.QUICK[-1].until == 150.0
 
 
 def test_it_measures_draws_and_goes_on_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

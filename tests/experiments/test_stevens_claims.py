@@ -27,7 +27,7 @@ def test_every_finding_of_the_study_holds_on_its_own_cells(published: dict[str, 
     assert all(claim.here == claim.published for claim in judged)
     assert headline(published, judged) == (
         "Found on 4x GTX 1080 Ti: linear chokes (4 devices take 9.0 times as long at batch 10) and conv gains "
-        "(3.76x on 4 devices at batch 50); 8 of the study's 8 findings that can be told here hold"
+        "(3.76x on 4 devices at batch 50); of the study's 8 findings 8 hold here"
     )
 
 
@@ -39,7 +39,9 @@ def test_what_the_cells_cannot_say_is_neither_held_nor_refuted(published: dict[s
     assert judged["linear takes the same time on 2, 3 and 4 devices"].here == "measured on 1 and 2 devices only"
     assert judged["linear's epoch is a floor plus a constant for every step"].holds is None
     assert judged["conv gains from more devices"].here == "not measured"
-    assert "1 of the study's 1 findings that can be told here hold" in headline(here, list(judged.values()))
+    assert headline(here, list(judged.values())).endswith(
+        "; of the study's 8 findings 1 holds here and 7 cannot be told"
+    )
 
 
 def test_claims_are_refuted_where_the_numbers_say_so(published: dict[str, Series]) -> None:
@@ -53,6 +55,11 @@ def test_claims_are_refuted_where_the_numbers_say_so(published: dict[str, Series
     assert judged["conv gains least at the smallest batch"].holds is False
     assert judged["conv bounces"].holds is False
     assert judged["conv bounces"].here == "no jump between batches 10 and 50"
+    assert headline(here, list(judged.values())) == (
+        "Found on 2 cores of Some CPU: linear chokes (2 devices take 1.5 times as long at batch 10, but gain 1.67x at "
+        "batch 50) and conv gains (2.00x on 2 devices at batch 10); of the study's 8 findings 1 holds here, 5 do not "
+        "and 2 cannot be told"
+    )
     assert judged["conv gains from more devices"].sentence.endswith(
         "published: at best 2.51x on 2 (batch 20), 3.16x on 3 (batch 30) and 3.76x on 4 (batch 50); beside one "
         "device at its best batch, 10: 1.79x, 2.38x and 2.98x"

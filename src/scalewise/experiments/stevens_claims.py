@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
 from scalewise.findings.bounce import SMALLEST_JUMP, bounce
 from scalewise.findings.cell import Series
 from scalewise.findings.equality import equality
-from scalewise.findings.finding import devices_text
+from scalewise.findings.finding import devices_text, listed
 from scalewise.findings.law import inverse_batch_law
 from scalewise.findings.saturation import WORTHWHILE, saturation
-from scalewise.findings.speedup import best_speedups, chokes, speedups
+from scalewise.findings.speedup import Chokes, Speedup, best_speedups, chokes, speedups
 from scalewise.findings.traffic import transfer_fit
 
 LAW_MARGIN = 0.1
@@ -189,23 +189,37 @@ CLAIMS: tuple[tuple[str, str, Judge], ...] = (
 )
 
 
-def headline(here: Mapping[str, Series], judged: list[Claim]) -> str:
+def headline(here: Mapping[str, Series], judged: Sequence[Claim]) -> str:
     """What was found, in one sentence."""
     parts = []
     if "linear" in here and (choking := chokes(here["linear"])):
-        if choking.choking:
-            worst = choking.choking[0]
-            longer = f"{1 / worst.speedup:.1f} times as long at batch {worst.batch}"
-            parts.append(f"linear chokes ({worst.devices} devices take {longer})")
-        elif choking.undecided:
-            parts.append(f"linear may or may not choke ({choking.sentence})")
-        else:
-            parts.append(f"linear does not choke ({choking.sentence})")
+        parts.append(_of_linear(choking, speedups(here["linear"])))
     if "conv" in here and best_speedups(here["conv"]):
         top = max(speedups(here["conv"]), key=lambda each: (each.faster, each.at_least, each.speedup))
         word = "gains" if top.faster else "may gain" if top.speedup > 1 else "does not gain"
         parts.append(f"conv {word} ({top.text} on {top.devices} devices at batch {top.batch})")
-    holding, told = sum(claim.holds is True for claim in judged), sum(claim.holds is not None for claim in judged)
     found = " and ".join(parts) or "no cell on several devices can be compared with one device yet"
-    hold = f"; {holding} of the study's {told} findings that can be told here {'hold' if holding != 1 else 'holds'}"
-    return f"Found on {next(iter(here.values())).machine}: {found}{hold if told else ''}"
+    return f"Found on {next(iter(here.values())).machine}: {found}{_count(judged)}"
+
+
+def _of_linear(choking: Chokes, every: Sequence[Speedup]) -> str:
+    if not choking.choking:
+        word = "may or may not" if choking.undecided else "does not"
+        return f"linear {word} choke ({choking.sentence})"
+    worst, best = choking.choking[0], max(every, key=lambda each: (each.faster, each.at_least))
+    longer = f"{worst.devices} devices take {1 / worst.speedup:.1f} times as long at batch {worst.batch}"
+    gain = f", but gain {best.text} at batch {best.batch}" if best.faster else ""
+    return f"linear chokes ({longer}{gain})"
+
+
+def _count(judged: Sequence[Claim]) -> str:
+    """'; of the study's 8 findings 5 hold here, 1 does not and 2 cannot be told'."""
+    if not judged:
+        return ""
+    holding, refuted, untold = (sum(claim.holds is each for claim in judged) for each in (True, False, None))
+    parts = [
+        *([f"{holding} hold{'s' if holding == 1 else ''} here"] if holding else []),
+        *([f"{refuted} do{'es' if refuted == 1 else ''} not{'' if holding else ' hold here'}"] if refuted else []),
+        *([f"{untold} cannot be told"] if untold else []),
+    ]
+    return f"; of the study's {len(judged)} findings {listed(parts)}"
