@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import scalewise
 from scalewise.data.data import DataRequest
 from scalewise.engines.engine import Place
 from scalewise.errors import UserError
@@ -122,3 +123,11 @@ def test_several_hosts_of_torchrun_are_refused(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, str(value))
     with pytest.raises(UserError, match="these are 2 hosts"):
         open_session(strategy_of("central-storage"), Placement(4, "cpu"))
+
+
+def test_a_parameter_that_is_a_single_number_is_lent_too() -> None:
+    losses = [
+        scalewise.train("tests.training.models:scaled", strategy=strategy, device_kind="cpu", batch=4, steps=6).loss
+        for strategy in ("single", "central-storage")
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -50,7 +50,7 @@ class Loans:
         self.numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self.host = views_of(weights, self.parameters)
         # Reading one that was not fetched shows as a NaN loss; the shape is right and takes no memory.
-        nothing = torch.full((1,), torch.nan, dtype=weights.dtype, device=device)
+        nothing = torch.full((), torch.nan, dtype=weights.dtype, device=device)
         self.absent = [nothing.expand(parameter.shape) for parameter in self.parameters]
         self.copier = copier
         self.ahead = ahead
