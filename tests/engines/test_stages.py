@@ -296,7 +296,7 @@ def test_torch_works_in_the_planned_order(kind: Kind, count: int, session_of: Se
     request = request_for("small_unet", f"pipeline:schedule={kind},microbatches={count}", None)
     expected = [
         [f"{work.stage}{work.phase[0].upper()}{work.microbatch}" for work in works]
-        for works in schedule_of(kind, 2, request.strategy.stages_each, count)  # type: ignore[attr-defined]
+        for works in schedule_of(kind, 2, request.strategy.stages_each(2), count)  # type: ignore[attr-defined]
     ]
     assert session_of(2).run(worked_on, request) == expected
 

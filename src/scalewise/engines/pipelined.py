@@ -72,7 +72,7 @@ class PipelineEngine(HoldsStages):
             samples_for,
             lambda known: filling(replace(known, microbatches=self.count, norms_batches=self.norms_batches)).ranges,
             strategy.balance,
-            strategy.stages_each,
+            strategy.stages_each(len(line.ranks)),
             strategy.checkpoint,
         )
         self.known = replace(self.known, microbatches=self.count)
@@ -82,7 +82,7 @@ class PipelineEngine(HoldsStages):
         # What fails is raised as well, and said in one sentence; torch logs all of its schedule.
         logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
         self.schedule: Any
-        if strategy.schedule == "interleaved":
+        if len(stages) > 1:
             self.schedule = ScheduleInterleaved1F1B(stages, self.count, **options)  # type: ignore[arg-type]
         else:
             kind = ScheduleGPipe if strategy.schedule == "gpipe" else Schedule1F1B

@@ -208,7 +208,7 @@ def held_of_layers(strategy: OneByOne, rank: int, run: Run, layers: Layers) -> H
 
 def held_of_pipeline(strategy: Pipeline, rank: int, run: Run, layers: Layers) -> Held:
     filled = filling_in(strategy, run)
-    work = schedule_of(strategy.schedule, run.devices, strategy.stages_each, filled.number)[rank]
+    work = schedule_of(strategy.schedule, run.devices, strategy.stages_each(run.devices), filled.number)[rank]
     how = Conduct(strategy.checkpoint, sent_stays=strategy.schedule != "1f1b")
     return held_of_stages(rank, run, layers, filled.size, work, filled.ranges, how)
 

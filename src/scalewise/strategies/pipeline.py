@@ -40,14 +40,13 @@ class Pipeline:
     def __post_init__(self) -> None:
         check_cut(self.cut)
 
-    @property
-    def stages_each(self) -> int:
-        """Of every device."""
-        return INTERLEAVED_STAGES if self.schedule == "interleaved" else 1
+    def stages_each(self, devices: int) -> int:
+        """One device alone has nothing to interleave, and an older torch would have it send to itself."""
+        return INTERLEAVED_STAGES if self.schedule == "interleaved" and devices > 1 else 1
 
     def filling(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Filling:
         """Its micro-batches and stages."""
-        shape = Shape(self.schedule, self.stages_each, self.microbatches, self.cut, self.checkpoint)
+        shape = Shape(self.schedule, self.stages_each(devices), self.microbatches, self.cut, self.checkpoint)
         return filling_of(shape, footprint, devices, batch, backend)
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
@@ -63,6 +62,6 @@ class Pipeline:
             when_due=self.schedule != "interleaved",
             sender_waits=self.schedule == "1f1b",
         )
-        ends = planned.add_to(builder, schedule_of(self.schedule, devices, self.stages_each, filled.number))
+        ends = planned.add_to(builder, schedule_of(self.schedule, devices, self.stages_each(devices), filled.number))
         planned.add_update(builder, ends, batch)
         return builder.plan()
