@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from threading import Thread
 
 import pytest
@@ -40,6 +41,21 @@ def test_what_building_leaves_is_part_of_the_peak_and_what_it_took_is_not() -> N
         assert peak.look() == pytest.approx(0, abs=NEXT_TO_NOTHING)
         torch.zeros(1 * MB, dtype=torch.uint8)
     assert peak.read() == pytest.approx(1 * MB, abs=NEXT_TO_NOTHING)
+
+
+def test_what_an_earlier_run_left_behind_is_not_missed_when_it_goes() -> None:
+    left: dict[str, object] = {"weights": torch.zeros(5 * MB, dtype=torch.uint8)}
+    left["itself"] = left
+    gc.disable()
+    try:
+        del left
+        with PeakMemory(torch.device("cpu")) as peak:
+            peak.watch(HostClock(Times()), steps=8)
+            kept = torch.zeros(3 * MB, dtype=torch.uint8)
+            gc.collect()  # as engines do that cut an exported model
+            assert peak.look() == pytest.approx(kept.nbytes, abs=NEXT_TO_NOTHING)
+    finally:
+        gc.enable()
 
 
 def test_a_run_whose_first_steps_are_timed_is_not_watched() -> None:

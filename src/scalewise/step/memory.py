@@ -106,8 +106,11 @@ class PeakMemory:
         if isinstance(clock, HostClock) and (anyway or steps >= FEWEST_STEPS) and not _profiler_enabled():
             self.clock = clock
             clock.after_lap = self._look_around
+            # What an earlier run left behind is none of this one's: freed while this one is watched, it would be missed
+            # from what this one holds.
+            gc.collect()
             self.collects = gc.isenabled()
-            gc.disable()  # what an earlier run left behind is none of this one's
+            gc.disable()
             self._start()
 
     def look(self) -> int:
