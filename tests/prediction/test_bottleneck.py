@@ -46,7 +46,8 @@ def test_launching_stays_launching_beside_a_network_that_costs_little() -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_a_servers_update_is_waited_for_not_sent(devices: int) -> None:
+def test_a_servers_update_is_waited_for_not_sent(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scalewise.simulation.network.SOCKET_GBps", 1000.0)
     fast = replace(BOX, links=tuple(replace(link, GBps=1000 * link.GBps) for link in BOX.links))
     server = Predictor(stevens_profile("linear"), fast).predict(strategy_of("parameter-server"), devices, 100)
     assert server.seconds > 0.03
