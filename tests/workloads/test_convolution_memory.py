@@ -27,6 +27,8 @@ def measured(work: Callable[[], object]) -> int:
     [
         (nn.Conv2d(16, 24, 3, padding=1), (4, 16, 32, 32)),
         (nn.Conv2d(1, 16, 3, padding=1), (4, 1, 64, 64)),
+        (nn.Conv2d(3, 16, 3, padding=1), (4, 3, 64, 64)),
+        (nn.Conv2d(12, 16, 3, padding=1), (4, 12, 64, 64)),
         (nn.Conv2d(64, 128, 3, padding=1), (1, 64, 8, 8)),
         (nn.Conv2d(64, 48, 3, padding=1), (8, 64, 2, 4)),
         (nn.Conv2d(64, 64, 3, padding=1), (8, 64, 4, 2)),

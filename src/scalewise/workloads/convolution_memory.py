@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-ONEDNN_BLOCK = 8
-"""Channels side by side in the layout of oneDNN's own kernels."""
+WIDE_VECTORS = torch.backends.cpu.get_cpu_capability() == "AVX512"
+ONEDNN_BLOCK = 16 if WIDE_VECTORS else 8
+"""Channels side by side in the layout of oneDNN's own kernels: those of one vector."""
+COLOURS = 3
+"""Channels of an image, which its kernels read as it is."""
 WIDEST_PADDING = 14
 """That those know; beyond it oneDNN multiplies matrices."""
 NATIVE_ELEMENTS, NATIVE_KERNEL = 20480, 3
@@ -73,9 +76,14 @@ def _in_backward(taken: Tensor, weight: Tensor, given: Tensor, padding: list[int
         )
         return Copied(max(of_input - weight.nbytes, summed + of_weights))
     blocked = _blocked_weight(weight)
-    if weight.dim() > 3 and taken.shape[2] < weight.shape[2]:  # lower than a kernel: a matrix product, for the weights
+    lower = weight.dim() > 3 and taken.shape[2] < weight.shape[2]
+    if lower and not WIDE_VECTORS:  # than a kernel: a matrix product, for the weights
         return Copied(weight.element_size() * weight.nbytes + _columns(weight, given))
-    return max(Copied(blocked), Copied(_blocked(taken) + blocked - weight.nbytes, _blocked(given)), key=sum)
+    # The gradient of what it takes in comes first, in a layout of its own; then the weights', from what it takes in.
+    of_input = Copied(_blocked(taken) + blocked - taken.nbytes - weight.nbytes, _blocked(given))
+    as_it_is = taken.shape[1] == COLOURS or (WIDE_VECTORS and 2 * taken.shape[1] <= ONEDNN_BLOCK)
+    read = 0 if as_it_is else _blocked(taken)
+    return max(Copied(blocked), of_input, Copied(read + blocked - weight.nbytes, _blocked(given)), key=sum)
 
 
 def _is_cast_in_vain(taken: Tensor) -> bool:
