@@ -80,10 +80,10 @@ def _in_backward(taken: Tensor, weight: Tensor, given: Tensor, padding: list[int
     if lower and not WIDE_VECTORS:  # than a kernel: a matrix product, for the weights
         return Copied(weight.element_size() * weight.nbytes + _columns(weight, given))
     # The gradient of what it takes in comes first, in a layout of its own; then the weights', from what it takes in.
-    of_input = Copied(_blocked(taken) + blocked - taken.nbytes - weight.nbytes, _blocked(given))
+    first = Copied(_blocked(taken) + blocked - taken.nbytes - weight.nbytes, _blocked(given))
     as_it_is = taken.shape[1] == COLOURS or (WIDE_VECTORS and 2 * taken.shape[1] <= ONEDNN_BLOCK)
     read = 0 if as_it_is else _blocked(taken)
-    return max(Copied(blocked), of_input, Copied(read + blocked - weight.nbytes, _blocked(given)), key=sum)
+    return max(Copied(blocked), first, Copied(read + blocked - weight.nbytes, _blocked(given)), key=sum)
 
 
 def _is_cast_in_vain(taken: Tensor) -> bool:
