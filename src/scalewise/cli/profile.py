@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,36 +48,29 @@ def profile(
     from scalewise.results.units import seconds_text
     from scalewise.verbs.profile import profile as verb
 
+    asked: dict[str, Any] = {
+        "device_kind": device_kind,
+        "slice_percent": slice_percent,
+        "load": load,
+        "data": data,
+        "samples": samples,
+        "input_shape": input,
+        "classes": classes,
+    }
     with Console(stderr=True, quiet=not sys.stderr.isatty()).status("profiling") as status:
         result = verb(
             workload,
             batch=sizes,
-            device_kind=device_kind,
-            slice_percent=slice_percent,
             precision=precision,
             execution=execution,
-            load=load,
-            data=data,
-            samples=samples,
-            input_shape=input,
-            classes=classes,
             on_batch=lambda cost: status.update(f"batch {cost.batch}: {seconds_text(cost.seconds)} per step; next"),
+            **asked,
         )
         if counts:
             from scalewise.verbs.in_step import with_others
 
             result = with_others(
-                result,
-                workload,
-                counts,
-                device_kind=device_kind,
-                slice_percent=slice_percent,
-                load=load,
-                data=data,
-                samples=samples,
-                input_shape=input,
-                classes=classes,
-                on_count=lambda count: status.update(f"{count} at once"),
+                result, workload, counts, on_count=lambda count: status.update(f"{count} at once"), **asked
             )
     if out:
         result.write(out)
