@@ -2,7 +2,7 @@
 
     python benchmarks/quick_vs_paper.py
 
-Takes some 28 minutes of a quiet machine with two cores. The paper protocol takes minutes a cell, in which a machine
+Takes some 18 minutes of a quiet machine with two cores. The paper protocol takes minutes a cell, in which a machine
 with neighbours gets faster or slower. So both are taken in turn, cell by cell, on the same open ranks: a visit of
 quick, then a part of the paper's epochs (the first of each part is dropped), a visit, a part, ... as many visits as
 quick's budget has room for, spread over the parts.
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--workload", default=",".join(CASES))
     parser.add_argument("--epochs", type=int, default=PAPER_EPOCHS, help="of the paper protocol that count")
     parser.add_argument("--interval", type=float, default=2.0)
-    parser.add_argument("--budget", type=float, default=6.0, help="seconds of a quick cell; its visits share them")
+    parser.add_argument("--budget", type=float, default=5.0, help="seconds of a quick cell; its visits share them")
     parser.add_argument("--scale", type=float, default=1.0, help="of samples and batches, to try this script out")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Links and profiles of the machine, measured once per round, or per folder where a machine does not drift."""
+"""Links and profiles of the machine, measured once per round; rehearsed hosts, whose links are set, once per folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Look:
         found = {}
         for link in links:
             for devices in self.machine.devices:
-                folder = self.round if link == LOOPBACK and self.machine.drifts else self.out
+                folder = self.round if link == LOOPBACK else self.out
                 path = folder / f"cluster-{link}-{devices}.toml"
                 if not path.exists() and not self.only_kept:
                     say(f"links: {link}, {devices} devices")

@@ -11,7 +11,7 @@ from scalewise.plan import Footprint, Matrix, Section
 from scalewise.prediction.costs import Costs
 from scalewise.prediction.held import Held, LayerMemory, Run
 from scalewise.prediction.holdings import HOLDINGS, held_by, samples_at_a_time
-from scalewise.prediction.memory import Memory, memory_bytes, peak_memory
+from scalewise.prediction.memory import Memory, memory_bytes, most_by_layer, peak_memory
 from scalewise.results.profile import LayerCost, ProfileDocument, StepCost
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 
@@ -40,6 +40,15 @@ def test_gradients_come_while_activations_go() -> None:
     assert peak_memory(Held((WIDE, DEEP, LOSS)), "sgd") == Memory(weights=131, gradients=124, activations=15)
     small = LayerMemory("0", (1,), kept_bytes=10, forward_bytes=1, backward_bytes=5)
     assert peak_memory(Held((small, DEEP, LOSS)), "sgd") == Memory(weights=32, gradients=24, activations=90)
+
+
+def test_what_is_there_is_known_layer_by_layer() -> None:
+    """Weights and Adam's state are always there, 131 and 248."""
+    found = most_by_layer(Held((WIDE, DEEP, LOSS)), "adam")
+    assert found["0", "forward"] == 379 + 10 + 1
+    assert found["1", "backward"] == 379 + 60 + 30 + 24
+    assert found["0", "backward"] == 379 + 10 + 5 + 124
+    assert set(found) == {(path, phase) for path in ("0", "1", "") for phase in ("forward", "backward")}
 
 
 def test_the_update_is_the_peak_of_a_model_without_activations() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from scalewise.clusters.cluster import Cluster
 from scalewise.prediction.costs import Costs
@@ -16,6 +17,10 @@ from scalewise.strategies.strategy import Strategy
 
 OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "momentum": 1, "adagrad": 1}
 """Of the weights, as the optimizer's state; the others keep next to nothing."""
+
+
+Where = tuple[str, str]
+"""A layer's path, and forward or backward."""
 
 
 @dataclass(frozen=True)
@@ -45,38 +50,66 @@ def peak_memory(held: Held, optimizer: str = "adam") -> Memory:
     gradients            ##      ####    ######
                  loss    backward        update
     """
+    return _memory_at(max(_moments(held), key=lambda moment: moment.bytes), held, optimizer)
+
+
+def most_by_layer(held: Held, optimizer: str) -> dict[Where, int]:
+    """Bytes that are there, at most, while forward or backward is in each layer."""
+    found: dict[Where, int] = {}
+    for moment in _moments(held):
+        if moment.where:
+            total = _memory_at(moment, held, optimizer).total
+            found[moment.where] = max(found.get(moment.where, 0), total)
+    return found
+
+
+class _Moment(NamedTuple):
+    """What comes and goes; the rest is always there."""
+
+    lent: int
+    """Of the weights."""
+    gradients: int
+    activations: int
+    where: Where | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self.lent + self.gradients + self.activations
+
+
+def _memory_at(moment: _Moment, held: Held, optimizer: str) -> Memory:
     trained = weights_of(held.layers)
     frozen = sum(layer.frozen_bytes for layer in held.layers)
     updated = trained if held.updated_bytes is None else held.updated_bytes
-    lent, gradients, activations = max(_moments(held, trained), key=sum)
     return Memory(
-        weights=frozen + (trained if held.lent_bytes is None else lent),
-        gradients=gradients,
+        weights=frozen + (trained if held.lent_bytes is None else moment.lent),
+        gradients=moment.gradients,
         optimizer=OPTIMIZER_COPIES.get(optimizer, 0) * updated if held.updates else 0,
-        activations=activations,
+        activations=moment.activations,
         inputs=held.input_bytes,
         buffers=held.buffer_bytes + max((layer.library_bytes for layer in held.layers), default=0),
     )
 
 
-def _moments(held: Held, trained: int) -> Iterator[tuple[int, int, int]]:
-    """Bytes of weights on loan, gradients and activations; the rest is always there."""
+def _moments(held: Held) -> Iterator[_Moment]:
+    trained = weights_of(held.layers)
     none = (0,) * len(held.layers)
     lent, again = held.lent_bytes or none, held.lent_again_bytes or none
-    yield 0, 0, held.ahead_bytes
+    yield _Moment(0, 0, held.ahead_bytes)
     for turn in held.turns or _there_and_back(held, trained):
         kept = list(accumulate(held.layers[at].kept_bytes for at in turn.layers))
         made = 0
         for at, keeps in zip(reversed(turn.layers), reversed(kept), strict=True):
             layer = held.layers[at]
             if turn.phase == "forward":
-                yield lent[at], turn.gradient_bytes, turn.beside_bytes + keeps + layer.forward_bytes
+                activations = turn.beside_bytes + keeps + layer.forward_bytes
+                yield _Moment(lent[at], turn.gradient_bytes, activations, (layer.module, turn.phase))
                 continue
             made += sum(layer.parameters)
             new = max(layer.parameters, default=0) if turn.adds else made
             activations = turn.beside_bytes + keeps + layer.backward_bytes + held.returned_bytes
-            yield again[at], turn.gradient_bytes + new, activations
-    yield 0, (0 if held.gradients == "leave" else trained) + held.flat_bytes, 0
+            yield _Moment(again[at], turn.gradient_bytes + new, activations, (layer.module, turn.phase))
+    yield _Moment(0, (0 if held.gradients == "leave" else trained) + held.flat_bytes, 0)
 
 
 def _there_and_back(held: Held, trained: int) -> tuple[Turn, Turn]:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from scalewise.data.data import DataRequest
-from scalewise.prediction.held import Run
+from scalewise.prediction.held import Layers, Run
 from scalewise.prediction.holdings import cuts_by, held_by, samples_at_a_time
-from scalewise.prediction.memory import OPTIMIZER_COPIES, Memory, peak_memory
+from scalewise.prediction.memory import OPTIMIZER_COPIES, Memory, most_by_layer, peak_memory
 from scalewise.session.placement import Placement
 from scalewise.session.session import Session
 from scalewise.session.worker import Worker
 from scalewise.step.precision import set_precision
 from scalewise.step.room import memory_limit_bytes
 from scalewise.strategies.registry import strategy_of
+from scalewise.strategies.strategy import Strategy
 from scalewise.workloads.footprint import footprint_of
+from scalewise.workloads.gpu_memory import Rooms
 from scalewise.workloads.layer_memory import layers_of
 from scalewise.workloads.resolve import resolve
 
@@ -38,10 +41,27 @@ def planned_memory(
     )
     resident = 0 if device_kind == "cpu" else len(data) * (footprint.input_bytes + footprint.target_bytes)
     run = Run(devices, batch, footprint, device_kind != "cpu", device_kind == "slice", resident_bytes=resident)
-    layers = layers_of(found, data, samples_at_a_time(chosen, run), device, cuts=cuts_by(chosen, run))
-    return [
-        peak_memory(held_by(chosen, rank, run, layers), found.optimizer) for rank in range(devices if layers else 0)
-    ]
+    traced = partial(layers_of, found, data, samples_at_a_time(chosen, run), device, cuts=cuts_by(chosen, run))
+    limit = memory_limit_bytes()
+    planned = _peaks(chosen, run, traced(), found.optimizer)
+    if limit is None or device.type == "cpu" or all(memory.total <= limit for memory in planned):
+        return planned
+    rooms = _rooms(chosen, run, traced(least=True), found.optimizer, limit)
+    return _peaks(chosen, run, traced(rooms=rooms), found.optimizer)
+
+
+def _peaks(strategy: Strategy, run: Run, layers: Layers, optimizer: str) -> list[Memory]:
+    ranks = range(run.devices if layers else 0)
+    return [peak_memory(held_by(strategy, rank, run, layers), optimizer) for rank in ranks]
+
+
+def _rooms(strategy: Strategy, run: Run, layers: Layers, optimizer: str, limit: int) -> Rooms:
+    """What the limit leaves cuDNN in each layer, beside all that must be there on the fullest rank that has it."""
+    rooms: dict[tuple[str, str], int] = {}
+    for rank in range(run.devices):
+        for where, taken in most_by_layer(held_by(strategy, rank, run, layers), optimizer).items():
+            rooms[where] = min(rooms.get(where, limit), max(0, limit - taken))
+    return rooms
 
 
 @dataclass(frozen=True)

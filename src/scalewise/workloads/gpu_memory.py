@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,10 @@ CUBLAS_BYTES, CUBLAS_HOPPER_BYTES = 8_519_680, 32 * 2**20
 HOPPER = 9
 THREADS = 2
 """Forward's, and autograd's for backward."""
+SEGMENT_BYTES = 20 * 2**20
+"""That torch reserves where less is asked for, so that a tensor of its own may need as much."""
+Rooms = Mapping[tuple[str, str], int]
+"""Bytes that are left, by a layer's path and forward or backward."""
 
 
 def kept_by_product(function: Any, device: torch.device) -> int:
@@ -31,14 +36,22 @@ def kept_by_product(function: Any, device: torch.device) -> int:
     return THREADS * (CUBLAS_HOPPER_BYTES if major >= HOPPER else CUBLAS_BYTES)
 
 
-class CudnnWorkspaces:
-    """cuDNN chooses how to convolve, and what room that takes; so it is asked to, once for every shape."""
+class _Taken(NamedTuple):
+    workspace_bytes: int
+    result_bytes: int = 0
 
-    def __init__(self, device: torch.device, cuts: Mapping[str, Cut]) -> None:
+
+class CudnnWorkspaces:
+    """cuDNN chooses how to convolve, and what room that takes; so it is asked to, once for every shape. Where there is
+    less room it chooses again."""
+
+    def __init__(self, device: torch.device, cuts: Mapping[str, Cut], rooms: Rooms) -> None:
         self.device = device
         self.cuts = cuts
         """Layers of which a device computes a part."""
-        self.known: dict[str, int] = {}
+        self.rooms = rooms
+        """All there is where nothing is said."""
+        self.known: dict[str, _Taken] = {}
 
     def copied_by(self, function: Any, args: Any, layer: str) -> Copied:
         """Nothing by anything but a convolution."""
@@ -52,21 +65,42 @@ class CudnnWorkspaces:
         shapes = f"{function} {tree_map(lambda each: (each.shape, each.dtype) if _is_tensor(each) else each, args)}"
         if shapes not in self.known:
             self.known[shapes] = self._measured(function, args)
-        return Copied(round(self.known[shapes] / share))
+        taken = self.known[shapes]
+        room = self.rooms.get((layer, "forward" if function is _aten.convolution.default else "backward"))
+        if room is not None and taken.workspace_bytes > room:
+            taken = self.known[shapes] = self._measured(function, args, taken.result_bytes + room)
+        return Copied(round(taken.workspace_bytes / share))
 
-    def _measured(self, function: Any, args: Any) -> int:
+    def _measured(self, function: Any, args: Any, room: int | None = None) -> _Taken:
+        """With so many bytes to be had for what comes out of it and the workspace."""
         like = tree_map(lambda each: torch.empty_like(each) if _is_tensor(each) else each, args)
         try:
             with unset_fake_temporarily():
                 given = tree_map(lambda each: self._real(each) if _is_tensor(each) else each, like)
-                torch.cuda.reset_peak_memory_stats(self.device)
-                before = torch.cuda.memory_allocated(self.device)
-                result = function(*given)
-                peak = torch.cuda.max_memory_allocated(self.device)
+                with self._at_most(room):
+                    torch.cuda.reset_peak_memory_stats(self.device)
+                    before = torch.cuda.memory_allocated(self.device)
+                    result = function(*given)
+                    peak = torch.cuda.max_memory_allocated(self.device)
         except torch.OutOfMemoryError:  # nor would there be room for it in a step: cuDNN then does without
-            return 0
-        put_out: int = sum(each.nbytes for each in tree_leaves(result) if _is_tensor(each))
-        return peak - before - put_out
+            return _Taken(0)
+        put_out = sum(each.nbytes for each in tree_leaves(result) if _is_tensor(each))
+        return _Taken(peak - before - put_out, put_out)
+
+    @contextmanager
+    def _at_most(self, room: int | None) -> Iterator[None]:
+        if room is None:
+            yield
+            return
+        torch.cuda.empty_cache()
+        whole = torch.cuda.get_device_properties(self.device).total_memory
+        allowed = torch.cuda.get_per_process_memory_fraction(self.device)
+        wanted = (torch.cuda.memory_reserved(self.device) + room + SEGMENT_BYTES) / whole
+        torch.cuda.set_per_process_memory_fraction(min(allowed, wanted), self.device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(allowed, self.device)
 
     def _real(self, like: Tensor) -> Tensor:
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.device)

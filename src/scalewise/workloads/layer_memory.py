@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from scalewise.data.data import Data
 from scalewise.prediction.held import LayerMemory
 from scalewise.strategies.cuts import Cut
+from scalewise.workloads.gpu_memory import Rooms
 from scalewise.workloads.library_memory import libraries_on
 from scalewise.workloads.memory_watch import Watch
 from scalewise.workloads.workload import Workload
@@ -31,11 +32,12 @@ def layers_of(
     *,
     cuts: Mapping[str, Cut] | None = None,
     least: bool = False,
+    rooms: Rooms | None = None,
 ) -> tuple[LayerMemory, ...]:
     """One step over so many samples as it would be on the device; nothing if the model needs real numbers.
 
     `cuts`: layers of which a device computes a part. `least`: without what cuDNN takes where there is room, and can
-    do without.
+    do without. `rooms`: what there is of it.
     """
     shapes = [((samples, *each.shape), each.dtype) for each in data.example()]
     try:
@@ -44,7 +46,7 @@ def layers_of(
         with _without_numbers(device, precision) as place:
             _move(model, place)
             inputs, targets = (torch.empty(shape, dtype=dtype, device=place) for shape, dtype in shapes)
-            watch = Watch(model, [inputs, targets], libraries_on(device, cuts or {}, least))
+            watch = Watch(model, [inputs, targets], libraries_on(device, cuts or {}, least, rooms or {}))
             with watch, _Attention(device):
                 with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                     outputs = model(inputs)

@@ -10,7 +10,7 @@ import torch
 
 from scalewise.strategies.cuts import Cut
 from scalewise.workloads.convolution_memory import Copied, copied_by_convolution
-from scalewise.workloads.gpu_memory import CudnnWorkspaces, kept_by_product
+from scalewise.workloads.gpu_memory import CudnnWorkspaces, Rooms, kept_by_product
 from scalewise.workloads.recurrent_memory import BACKWARD, FORWARD, copied_by_recurrent, with_workspace
 
 
@@ -25,7 +25,7 @@ class Libraries(NamedTuple):
     """(function, arguments, result): with what it keeps for backward beside its tensors."""
 
 
-def libraries_on(device: torch.device, cuts: Mapping[str, Cut], least: bool) -> Libraries:
+def libraries_on(device: torch.device, cuts: Mapping[str, Cut], least: bool, rooms: Rooms) -> Libraries:
     if device.type == "cpu":
         return Libraries(_copied_on_cpu, whole=with_workspace)
     if not torch.cuda.is_available():  # planned elsewhere, for a GPU that cannot be asked
@@ -33,7 +33,7 @@ def libraries_on(device: torch.device, cuts: Mapping[str, Cut], least: bool) -> 
     kept = partial(kept_by_product, device=device)
     if least:
         return Libraries(kept=kept)
-    workspaces = CudnnWorkspaces(device, cuts)
+    workspaces = CudnnWorkspaces(device, cuts, rooms)
     return Libraries(lambda function, args, _, layer: workspaces.copied_by(function, args, layer), kept)
 
 
