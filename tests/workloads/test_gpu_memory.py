@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scalewise.workloads.gpu_memory import CudnnWorkspaces
+from scalewise.workloads.gpu_memory import SEGMENT_BYTES, CudnnWorkspaces
 
 CONVOLUTION = torch.ops.aten.convolution.default
 LAYER = "encoder.0"
@@ -19,10 +19,10 @@ def test_cudnn_makes_do_with_the_room_there_is() -> None:
     args = (taken, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     free = CudnnWorkspaces(device, {}, {}).copied_by(CONVOLUTION, args, LAYER)
     assert free.of_taken > 64 * 2**20
-    allowed = torch.cuda.get_per_process_memory_fraction(device)
+    allowed = torch.cuda.get_per_process_memory_fraction(0)
     for room in (free.of_taken // 2, 0):
         tight = CudnnWorkspaces(device, {}, {(LAYER, "forward"): room}).copied_by(CONVOLUTION, args, LAYER)
-        assert tight.of_taken <= room + 20 * 2**20
+        assert tight.of_taken <= room + SEGMENT_BYTES
     other = CudnnWorkspaces(device, {}, {("another", "forward"): 0}).copied_by(CONVOLUTION, args, LAYER)
     assert other == free
-    assert torch.cuda.get_per_process_memory_fraction(device) == allowed
+    assert torch.cuda.get_per_process_memory_fraction(0) == allowed

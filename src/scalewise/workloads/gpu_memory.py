@@ -94,13 +94,14 @@ class CudnnWorkspaces:
             return
         torch.cuda.empty_cache()
         whole = torch.cuda.get_device_properties(self.device).total_memory
-        allowed = torch.cuda.get_per_process_memory_fraction(self.device)
+        number = torch.cuda.current_device() if self.device.index is None else self.device.index
+        allowed = torch.cuda.get_per_process_memory_fraction(number)
         wanted = (torch.cuda.memory_reserved(self.device) + room + SEGMENT_BYTES) / whole
-        torch.cuda.set_per_process_memory_fraction(min(allowed, wanted), self.device)
+        torch.cuda.set_per_process_memory_fraction(min(allowed, wanted), number)
         try:
             yield
         finally:
-            torch.cuda.set_per_process_memory_fraction(allowed, self.device)
+            torch.cuda.set_per_process_memory_fraction(allowed, number)
 
     def _real(self, like: Tensor) -> Tensor:
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.device)
