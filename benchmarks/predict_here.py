@@ -76,7 +76,10 @@ def answer(asked: argparse.Namespace) -> None:
         say(f"the machine is not quiet: load {load:.2f}")
     question = Question(out, machine, workloads, links, strategies, quick=asked.quick)
     if not asked.again:
-        run_rounds(question, asked.rounds, asked.budget)
+        try:
+            run_rounds(question, asked.rounds, asked.budget)
+        except KeyboardInterrupt:
+            raise SystemExit(f"stopped; the same command with --out {out} goes on, --again scores what there is") from None
     rounds = [found for folder in question.folders() if (found := compared(folder, question.cells(folder)))]
     middle = middle_of(rounds)
     if not scored(middle):
