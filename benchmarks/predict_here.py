@@ -79,7 +79,9 @@ def answer(asked: argparse.Namespace) -> None:
         try:
             run_rounds(question, asked.rounds, asked.budget)
         except KeyboardInterrupt:
-            raise SystemExit(f"stopped; the same command with --out {out} goes on, --again scores what there is") from None
+            raise SystemExit(
+                f"stopped; the same command with --out {out} goes on, --again scores what there is"
+            ) from None
     rounds = [found for folder in question.folders() if (found := compared(folder, question.cells(folder)))]
     middle = middle_of(rounds)
     if not scored(middle):
