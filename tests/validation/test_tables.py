@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from scalewise.plan import Footprint
+from scalewise.published.small import load_small
 from scalewise.validation.cell import Cell, Choices, choices_of, decisions_of, errors_of
 from scalewise.validation.small import small_tables
+from scalewise.validation.stages import Stages
 from scalewise.validation.stevens import FITTED, fitted_cluster, stevens_tables
 from scalewise.validation.table import Table
 from scalewise.validation.tensorflow import catalogue_table
@@ -80,6 +83,24 @@ def test_small_tables_are_within_a_tenth() -> None:
     [table] = small_tables()
     assert errors_of(table.cells).median < 10
     assert errors_of(table.parts["ddp on v100"]).median < 3
+    assert len(table.parts["pipelines on p40"]) == 6
+    assert errors_of(table.parts["pipelines on p40"]).median < 10
+
+
+def test_published_stages_are_the_whole_model() -> None:
+    cut = [row for row in load_small() if row.stages]
+    assert len(cut) == 6
+    for row in cut:
+        assert len(row.stages) == row.devices
+        assert sum(row.stages) == pytest.approx(1, abs=0.002)
+
+
+def test_a_stage_computes_its_share_of_the_model() -> None:
+    footprint = Footprint((4,), input_bytes=1, target_bytes=1, output_bytes=1)
+    for shares, told in (((), [1, 1]), ((0.75, 0.25), [1.5, 0.5])):
+        plan = Stages(4, shares).plan(footprint, 2, 8)
+        done = [sum(each.share for each in plan.operations if each.rank == rank) for rank in (0, 1)]
+        assert done == pytest.approx(told)  # forward and backward
 
 
 def test_tensorflow_is_foreseen_from_the_catalogue_better_than_by_naive_rules() -> None:

@@ -9,7 +9,7 @@ from scalewise.published.tables import Source, rows_of
 
 SMALL = Source(
     citation="https://github.com/pytorch/pytorch (DDP), https://github.com/huggingface/transformers (GPT-2), "
-    "https://github.com/pytorch/tutorials (ResNet-50), https://github.com/kakaobrain/torchgpipe (AmoebaNet-D)",
+    "https://github.com/pytorch/tutorials (ResNet-50), https://github.com/kakaobrain/torchgpipe (pipelines)",
     machine="8 x V100 with NVLink, 2 x TITAN RTX, two unnamed GPUs, 8 x P40",
     year=2020,
 )
@@ -29,6 +29,8 @@ class SmallRow:
     micro_batches: int
     seconds: float
     """Of a step; of a sample where the batch is not told."""
+    stages: tuple[float, ...] = ()
+    """Parts of the forward flops: the published cut, counted from the model's definition. Empty: equal ones."""
 
 
 @cache
@@ -44,6 +46,7 @@ def load_small() -> tuple[SmallRow, ...]:
             batch_per_device=int(row["batch_per_device"]),
             micro_batches=int(row["micro_batches"]),
             seconds=float(row["seconds"]),
+            stages=tuple(map(float, row["stages"].split())),
         )
         for row in rows_of("small_tables.csv")
     )
