@@ -46,8 +46,8 @@ def small_tables() -> list[Table]:
             "small tables",
             cells,
             "no",
-            "overlap and slowdown of DDP are t4's; gpt-2 and amoebanet start from one multi-GPU row each, left out; so are "
-            "MXNet's six rows, of communication alone",
+            "overlap and slowdown of DDP are t4's; gpt-2 and amoebanet start from one multi-GPU row each, left out; so "
+            "are MXNet's six rows, of communication alone",
             SMALL.citation,
             {"median": 10},
             by(cells, names),
