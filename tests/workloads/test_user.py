@@ -114,6 +114,16 @@ def test_an_error_in_a_neighbour_shows_the_neighbours_line() -> None:
         resolve(write("uses.py", "import broken_beside\n") + ":model")
 
 
+def test_sparse_gradients_are_refused_by_the_name_of_their_layer() -> None:
+    sparse = MODEL.replace("nn.Linear(12, 5)", "nn.Embedding(12, 5, sparse=True)")
+    Path("own.py").write_text(sparse)
+    with pytest.raises(UserError, match=r"the gradients of '1' are sparse; make it with sparse=False"):
+        resolve("own.py:small", "3x4", 5)
+    Path("other.py").write_text(WORKLOAD.replace("torch.nn.Linear(2, 1)", "torch.nn.Embedding(2, 1, sparse=True)"))
+    with pytest.raises(UserError, match="the gradients of 'Embedding' are sparse"):
+        resolve("other.py:mine").model()
+
+
 def test_a_file_may_be_corrected_and_tried_again() -> None:
     with pytest.raises(UserError, match=r"small\.py:1: NameError"):
         resolve(write("small.py", "nonsense\n") + ":small", "12", 5)

@@ -54,7 +54,8 @@ def user_workload(text: str, input_shape: tuple[int, ...] | None, classes: int |
             raise UserError(
                 f"'{text}' returns a Workload, which says itself what goes in; leave out --input and --classes"
             )
-        return dataclasses.replace(made, name=text, loss=partial(_loss_of_one_tensor, text, made.loss))
+        loss = partial(_loss_of_one_tensor, text, made.loss)
+        return dataclasses.replace(made, name=text, model=partial(_make, text, made.model), loss=loss)
     if not isinstance(made, nn.Module):
         raise UserError(
             f"'{text}' returns {type(made).__name__}; a scalewise.Workload or a torch.nn.Module is expected"
@@ -80,6 +81,7 @@ def _loss_of_one_tensor(text: str, loss: Loss, outputs: Any, targets: Tensor) ->
 
 def _check(model: nn.Module, text: str, input_shape: tuple[int, ...], classes: int) -> None:
     """One sample through the model, so that a wrong --input or --classes is answered here and not by every rank."""
+    _refuse_sparse(model, text)
     shape = "x".join(map(str, input_shape))
     with _told(f"{text} with --input {shape}"), torch.no_grad():
         outputs = one_tensor(text, model.eval()(torch.zeros(1, *input_shape)))
@@ -90,7 +92,17 @@ def _check(model: nn.Module, text: str, input_shape: tuple[int, ...], classes: i
 
 def _make(text: str, function: Callable[[], nn.Module]) -> nn.Module:
     with _told(text):
-        return function()
+        model = function()
+    _refuse_sparse(model, text)
+    return model
+
+
+def _refuse_sparse(model: nn.Module, text: str) -> None:
+    """torch's fused optimizers, its buckets and gloo's messages want all of a gradient."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            layer = path or type(module).__name__
+            raise UserError(f"'{text}': the gradients of '{layer}' are sparse; make it with sparse=False")
 
 
 def _load(place: str) -> ModuleType:
