@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from scalewise.advice.given import given_profile, least_seconds, published_profile
+from scalewise.advice.given import given_profile, least_seconds, published_profile, ready_by_flops
 from scalewise.clusters.catalogue import cluster_of
 from scalewise.prediction.costs import Costs
 from scalewise.prediction.predict import Predictor
 from scalewise.published.models import LAYERS, OUTLINES, SAMPLES, outlined_profile
-from scalewise.published.stevens import MODELS, stevens_profile
+from scalewise.published.stevens import stevens_profile
+from scalewise.results.profile import LayerCost
 from scalewise.strategies.mirrored import Mirrored
 from scalewise.strategies.single import Single
 
+FLOPS = {"first": 60, "between": 15, "last": 25}
 V100 = cluster_of("8x-v100-nvlink").devices[0]
 GTX = cluster_of("4x-gtx-1080-ti").devices[0]
 
@@ -25,7 +27,7 @@ def test_the_least_of_a_step_is_launching_and_going_through_the_weights() -> Non
 def test_small_batches_do_not_come_down_to_nothing() -> None:
     """Whatever its batch, the linear model takes 4 ms on the study's GPU."""
     seconds = {step.batch: step.forward + step.backward + step.update for step in stevens_profile("linear").steps}
-    given = given_profile("linear", GTX, (seconds[600], 600), MODELS["linear"], 48_000)
+    given = given_profile(stevens_profile("linear"), GTX, (seconds[600], 600))
     costs = Costs(given)
     assert costs.compute_seconds(600) == pytest.approx(seconds[600])
     for batch in (10, 50, 200):
@@ -37,7 +39,7 @@ def test_small_batches_do_not_come_down_to_nothing() -> None:
 
 
 def test_steps_far_above_the_least_go_by_the_sample_with_a_wide_interval() -> None:
-    given = given_profile("conv", GTX, (0.838, 600), MODELS["conv"], 48_000)
+    given = given_profile(stevens_profile("conv"), GTX, (0.838, 600))
     costs = Costs(given)
     assert costs.compute_seconds(300) == pytest.approx(0.419)
     assert (costs.spread(300).low, costs.spread(300).high) == pytest.approx((0.6, 2.0))
@@ -46,12 +48,12 @@ def test_steps_far_above_the_least_go_by_the_sample_with_a_wide_interval() -> No
 
 
 def test_a_step_that_may_be_all_launching_says_little_of_larger_ones() -> None:
-    given = given_profile("linear", GTX, (0.001, 8), MODELS["linear"], 48_000)
+    given = given_profile(stevens_profile("linear"), GTX, (0.001, 8))
     costs = Costs(given)
     assert given.least_seconds > 0.001
     assert costs.compute_seconds(1) == costs.compute_seconds(8) == pytest.approx(0.001)
     assert costs.spread(80).low == pytest.approx(0.1)
-    assert Costs(given_profile("linear", GTX, (1.0, 8), MODELS["linear"], 48_000)).spread(80).low == 0.8
+    assert Costs(given_profile(stevens_profile("linear"), GTX, (1.0, 8))).spread(80).low == 0.8
 
 
 def test_every_outline_has_its_layers() -> None:
@@ -80,3 +82,9 @@ def test_gradients_leave_as_from_the_outline_alone() -> None:
         )
     ]
     assert step[0] == pytest.approx(step[1])
+
+
+def test_gradients_are_there_when_their_layer_is_through() -> None:
+    layers = [LayerCost(name=name, parameter_bytes=4, activation_bytes=0, flops=flops) for name, flops in FLOPS.items()]
+    assert ready_by_flops(["last.weight", "last.bias", "first.weight"], layers) == pytest.approx((0.25, 0.25, 1.0))
+    assert ready_by_flops(["last.weight"], []) == ()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scalewise.advice.break_even import break_even
+from scalewise.advice.given import published_profile
 from scalewise.advice.rows import Question, Row, one_device_seconds, rows_of, strategy_text
 from scalewise.advice.verdict import Verdict, verdict_of
 from scalewise.clusters.catalogue import cluster_of
@@ -59,6 +60,33 @@ def test_a_few_percent_are_no_reason_to_leave_torchs_own_way() -> None:
     made = rows(predictor, [strategy_of("ring"), strategy_of("mirrored")], [8], 64)
     assert made[1].prediction.seconds < made[2].prediction.seconds < 1.05 * made[1].prediction.seconds
     assert verdict_of(predictor, made).best.name == "mirrored"
+
+
+def test_a_few_percent_are_no_reason_for_twice_the_devices() -> None:
+    """On 8 devices the step is launching, as on 4."""
+    cluster = cluster_of("8x-v100-nvlink")
+    predictor = Predictor(published_profile("ResNet-50", cluster.devices[0], (0.062, 32)), cluster)
+    made = rows(predictor, [strategy_of("mirrored")], [2, 4, 8], 32)
+    assert made[3].prediction.seconds < made[2].prediction.seconds < 1.05 * made[3].prediction.seconds
+    assert verdict_of(predictor, made).best.prediction.devices == 4
+
+
+def test_a_short_last_batch_that_costs_the_gain_is_told_so() -> None:
+    """2,000 clips are four batches of 480 and one of 80."""
+    reason = verdict("linear", 480).reason
+    assert "ms an epoch where one takes" in reason
+    assert "it is the last of an epoch, of 80 samples, that costs the gain" in reason
+    assert "would be faster than one from" not in reason
+    assert "last of an epoch" not in verdict("linear", 400).reason
+
+
+def test_memory_of_weights_alone_is_no_promise_that_it_fits() -> None:
+    cluster = cluster_of("4x-t4")
+    for model, said in (("BERT base", True), ("ResNet-50", False)):
+        predictor = Predictor(published_profile(model, cluster.devices[0], (0.3, 32)), cluster)
+        made = verdict_of(predictor, rows(predictor, [strategy_of("mirrored")], [4], 64))
+        assert made.add_devices
+        assert ("Whether it fits is not known" in made.reason) == said
 
 
 def test_what_does_not_fit_one_device_must_be_spread() -> None:

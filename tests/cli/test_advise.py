@@ -69,6 +69,33 @@ def test_an_epoch_that_nobody_told_is_not_made_up(scalewise: Run) -> None:
     assert "an epoch takes" in told["verdict"]["reason"]
 
 
+def test_nor_is_it_in_a_profile_that_is_kept_of_a_figure(scalewise: Run, tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    figure = ("advise", "ResNet-50", "--step-time", "0.062@32", "--save-profile", path)
+    scalewise(*figure, "--cluster", "8x-v100-nvlink")
+    document = json.loads(scalewise("advise", "--profile", path, "--cluster", "8x-v100-nvlink", "--json").stdout)
+    assert document["profile"]["samples_per_epoch"] is None
+    assert document["rows"][0]["epoch_seconds"] is None
+    assert "launching is estimated" in document["profile"]["source"]
+
+
+def test_a_figure_of_a_model_that_can_be_built_tells_which_layers_tensor_cuts(scalewise: Run) -> None:
+    for model in ("linear", "transformer"):
+        figure = ("advise", model, "--step-time", "0.05@20", "--cluster", "8x-a100-nvlink", "--strategy", "tensor")
+        document = json.loads(scalewise(*figure, "--json").stdout)
+        assert [row["devices"] for row in document["rows"] if row["strategy"] == "tensor"] == [2, 4, 8]
+
+
+def test_counts_that_a_strategy_cannot_have_are_left_out_unless_they_were_asked_for(scalewise: Run) -> None:
+    asked = ("advise", "transformer", "--step-time", "0.062@32", "--cluster", "8x-a100-nvlink", "--batch", "512")
+    document = json.loads(scalewise(*asked, "--strategy", "hybrid:stages=4", "--json").stdout)
+    assert [row["devices"] for row in document["rows"]] == [1, 4, 8]
+    said = scalewise(*asked, "--strategy", "hybrid:stages=4", "--devices", "2,4")
+    assert said.code == 2
+    assert "--devices must be a multiple of 4, not 2" in words(said.stderr)
+    assert scalewise(*asked, "--strategy", "hybrid:stages=16").code == 2
+
+
 def test_what_is_paid_for_is_said(scalewise: Run) -> None:
     """g4dn.12xlarge: four T4, paid for whole."""
     asked = ("advise", "ResNet-50", "--step-time", "0.4@64", "--cluster", "4x-t4")
@@ -111,7 +138,7 @@ def test_what_the_readme_quotes_is_what_is_printed(scalewise: Run) -> None:
 def test_strategies_without_a_row_are_named(scalewise: Run) -> None:
     said = words(scalewise("advise", "linear", *STUDY).stdout)
     assert "Left out: " in said
-    assert "tensor, hybrid (tensor finds no layers to cut" in said
+    assert "tensor, hybrid (which layers can be cut is not known here)" in said
 
 
 def test_updates_that_were_not_measured_are_told_where_they_count(scalewise: Run) -> None:

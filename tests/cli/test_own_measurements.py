@@ -73,6 +73,18 @@ def test_links_fitted_to_a_folder_explain_it(scalewise: Run, sweep: Path) -> Non
     assert plain["rows"][1]["step_seconds"]["predicted"] < 0.97 * truth
 
 
+def test_where_one_step_was_all_that_was_known_the_folder_tells_of_other_batches(scalewise: Run, sweep: Path) -> None:
+    """Their steps go by the sample, which one figure at a small batch does not show: much of it may be launching."""
+    asked = ("advise", MODEL, "--step-time", "0.002@2", "--cluster", sweep.parent / "box.toml", "--batch", 16)
+    found = json.loads(scalewise(*asked, "--strategy", "mirrored", "--calibrate", sweep, "--json").stdout)
+    assert found["profile"]["batches"] == [2, 4, 8, 16]
+    assert found["profile"]["source"].endswith("and what one device took there")
+    for row, devices in zip(found["rows"], (1, 2), strict=True):
+        [cell] = [each for each in Store.read(sweep) if (each.devices, each.batch) == (devices, 16)]
+        assert cell.step_seconds is not None
+        assert row["step_seconds"]["predicted"] == pytest.approx(cell.step_seconds.median, rel=0.03)
+
+
 def test_a_folder_without_several_devices_says_what_to_measure(scalewise: Run, tmp_path: Path) -> None:
     with Store(tmp_path / "alone") as store:
         store.add_environment(HERE)

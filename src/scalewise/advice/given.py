@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import accumulate
 
 from scalewise.clusters.cluster import Device
 from scalewise.errors import UserError
@@ -40,25 +41,32 @@ def least_seconds(device: Device, layers: int, parameter_bytes: int) -> float:
     return launching + PASSES * parameter_bytes / (device.memory_GBps * 1e9)
 
 
-def given_profile(
-    workload: str, device: Device, step_time: tuple[float, int], layers: Sequence[LayerCost], input_bytes: int
-) -> ProfileDocument:
-    """An epoch is one step, unless told otherwise."""
+def given_profile(outline: ProfileDocument, device: Device, step_time: tuple[float, int]) -> ProfileDocument:
+    """Of a model that is counted layer by layer."""
     seconds, batch = step_time
     forward = seconds * FORWARD_SHARE
-    parameter_bytes = sum(layer.parameter_bytes for layer in layers)
-    trained = sum(layer.parameter_bytes > 0 for layer in layers)
-    return ProfileDocument(
-        workload=workload,
-        device=device.name,
-        execution="eager",
-        samples_per_epoch=batch,
-        parameter_bytes=parameter_bytes,
-        input_bytes=input_bytes,
-        least_seconds=least_seconds(device, trained, parameter_bytes),
-        layers=tuple(layers),
-        steps=(StepCost(batch=batch, forward=forward, backward=seconds - forward, update=0, load=0),),
+    trained = sum(layer.parameter_bytes > 0 for layer in outline.layers)
+    ready = ready_by_flops(footprint_of(outline).parameter_names, outline.layers)
+    step = StepCost(batch=batch, forward=forward, backward=seconds - forward, update=0, load=0, ready=ready)
+    return outline.model_copy(
+        update={
+            "device": device.name,
+            "samples_per_epoch": batch,
+            "epoch_told": False,
+            "least_seconds": least_seconds(device, trained, outline.parameter_bytes),
+            "steps": (step,),
+        }
     )
+
+
+def ready_by_flops(names: Sequence[str], layers: Sequence[LayerCost]) -> tuple[float, ...]:
+    """Part of backward after which each parameter's gradient is there: when its layer is done."""
+    total = sum(layer.flops for layer in layers)
+    if not total:
+        return ()
+    done = accumulate(layer.flops / total for layer in reversed(layers))
+    ends = dict(zip((layer.name for layer in reversed(layers)), done, strict=True))
+    return tuple(ends.get(name.rpartition(".")[0], 1.0) for name in names)
 
 
 def published_profile(model: str, device: Device, step_time: tuple[float, int]) -> ProfileDocument:
@@ -67,7 +75,10 @@ def published_profile(model: str, device: Device, step_time: tuple[float, int]) 
     seconds, batch = step_time
     outline = outlined_profile(model, device.name, {batch: seconds})
     outline = outline.model_copy(
-        update={"least_seconds": least_seconds(device, LAYERS[model], outline.parameter_bytes)}
+        update={
+            "least_seconds": least_seconds(device, LAYERS[model], outline.parameter_bytes),
+            "epoch_told": False,
+        }
     )
     sample = SAMPLES.get(model)
     if sample is None:

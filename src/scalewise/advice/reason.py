@@ -20,6 +20,8 @@ FEW = 16
 """Devices whose plan tells what a link carries with more."""
 SLOWED = 1.1
 """Compute that takes as many times its own seconds beside communication is told so."""
+UNEVEN = 1.02
+"""Times as fast as an epoch full steps are where its last batch is worth a word."""
 WHY = {
     "network": "choked by the network",
     "compute": "bound by compute",
@@ -75,11 +77,29 @@ class Reason:
         made = self.several.prediction
         spent = f": {self._moved()}" if made.bottleneck == "network" else ""
         which = "The best of several" if best else "The best that shares out the batch"
+        paces = f"{self._pace(self.several, interval=True)} where one {self._pace(self.alone)}"
+        if self._is_uneven:
+            paces = f"{self._pace(self.several, epoch=True)} an epoch where one {self._pace(self.alone, epoch=True)}"
         return _joined(
             f"{self._at.capitalize()}, {self._workload} on {self.predictor.cluster.name} is {self._why}{spent}.",
-            f"{which}, {self.several.name} on {made.devices} devices, {self._pace(self.several, interval=True)} where "
-            f"one {self._pace(self.alone)}.",
-            self._when_faster(even, worth),
+            f"{which}, {self.several.name} on {made.devices} devices, {paces}.",
+            self._of_the_last_batch() if self._is_uneven else self._when_faster(even, worth),
+        )
+
+    @property
+    def _is_uneven(self) -> bool:
+        """Whether full steps are faster than one device's, and an epoch is not for its last."""
+        made, one, gain = self.several.prediction, self.alone.prediction, self.several.gain
+        if self.several.grown or not self.several.epoch_known or gain is None:
+            return False
+        return one.seconds / made.seconds > max(1.0, UNEVEN * gain)
+
+    def _of_the_last_batch(self) -> str:
+        made, samples = self.several.prediction, self.predictor.profile.samples_per_epoch
+        return (
+            f"Full batches take {seconds_text(made.seconds)} there, {seconds_text(self.alone.prediction.seconds)} on "
+            f"one: it is the last of an epoch, of {samples % made.batch:,} samples, that costs the gain; a batch that "
+            f"divides {samples:,} has none."
         )
 
     def _no_room(self) -> str:
@@ -107,7 +127,14 @@ class Reason:
         first = self._loaded_first(worth)
         if first:
             said = said[0].lower() + said[1:]
-        return _joined(first, said, self._how_to_be_sure(), f"The step is then {self._why}.", self._when_undone(even))
+        why = f"The step is then {self._why}."
+        return _joined(first, said, self._how_to_be_sure(), why, self._when_undone(even), self._unfit())
+
+    def _unfit(self) -> str:
+        """Said where memory is that of weights only."""
+        if any(layer.activation_bytes for layer in self.predictor.profile.layers):
+            return ""
+        return "Whether it fits is not known: what its layers keep of a sample is not counted."
 
     @property
     def sure(self) -> bool:

@@ -31,6 +31,8 @@ class Question:
     """Whether anybody said how many samples make an epoch."""
     named: bool = True
     """Whether the strategies were asked for by name: what one refuses is then an error, else it is left out."""
+    counted: bool = True
+    """Whether the numbers of devices were: else one that refuses some of them, and not all, leaves those out."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ def rows_of(predictor: Predictor, asked: Question) -> tuple[list[Row], list[Left
         alone = _predict(predictor, asked, Single(), 1, batch)
         rows.append(_row(predictor, asked, alone, 1.0 if alone.fits else None, 1.0 if alone.fits else None))
         for strategy in asked.strategies:
+            refusals: list[UserError] = []
+            before = len(rows)
             for count in asked.devices:
                 if count == 1:
                     continue
@@ -132,12 +136,24 @@ def rows_of(predictor: Predictor, asked: Question) -> tuple[list[Row], list[Left
                     left_out.append(LeftOut(strategy_text(strategy), count, "its weights are in one host's memory"))
                     continue
                 try:
+                    _check_told(predictor, strategy)
                     rows.append(_several(predictor, asked, strategy, count, alone))
                 except UserError as refused:
-                    if asked.named:
-                        raise
+                    refusals.append(refused)
                     left_out.append(LeftOut(strategy_text(strategy), count, str(refused)))
+            if refusals and asked.named and (asked.counted or len(rows) == before):
+                raise refusals[0]
     return rows, left_out
+
+
+def _check_told(predictor: Predictor, strategy: Strategy) -> None:
+    """Layers by their sizes alone do not say which follows which."""
+    cuts_layers = strategy.name == "tensor" or (isinstance(strategy, Hybrid) and not strategy.stages)
+    if cuts_layers and not predictor.profile.footprint:
+        raise UserError(
+            "which layers can be cut is not known here; a profile of the model itself tells: scalewise profile "
+            f"{predictor.profile.workload}"
+        )
 
 
 def twin_of(strategy: Strategy, devices: int) -> str | None:

@@ -58,7 +58,8 @@ def verdict_of(predictor: Predictor, rows: Sequence[Row]) -> Verdict:
     even = break_even(predictor, made.strategy, made.devices, made.batch, several.shares)
     reason = Reason(predictor, alone, several)
     changes = changes_of(predictor, alone, several, {row.prediction.strategy.name for row in rows})
-    other = next((change for change in changes if change.strategy and (change.speedup or 0) > WORTH), None)
+    faster = [change for change in changes if change.strategy and WORTH * change.seconds < made.seconds]
+    other = next((change for change in faster if (change.speedup or 0) > WORTH), None)
     return Verdict(
         add,
         several if add else alone,
@@ -82,11 +83,14 @@ def _shares_out(row: Row) -> bool:
 
 
 def _best(rows: Sequence[Row]) -> Row:
-    """The fastest; what is predicted to gain less than devices must is no reason to leave torch's own way."""
-    fastest = min(rows, key=_sample_seconds)
-    usual = [row for row in rows if row.name == "mirrored" and row.prediction.devices == fastest.prediction.devices]
-    near = [row for row in usual if _sample_seconds(row) < WORTH * _sample_seconds(fastest)]
-    return near[0] if near else fastest
+    """The fastest; what is predicted to gain less than devices must is no reason for more of them, nor to leave torch's
+    own way."""
+    least = min(map(_sample_seconds, rows))
+    near = [row for row in rows if _sample_seconds(row) < WORTH * least]
+    fewest = min(row.prediction.devices for row in near)
+    near = [row for row in near if row.prediction.devices == fewest]
+    usual = [row for row in near if row.name == "mirrored"]
+    return usual[0] if usual else min(near, key=_sample_seconds)
 
 
 def _sample_seconds(row: Row) -> float:

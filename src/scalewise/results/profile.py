@@ -75,6 +75,10 @@ class ProfileDocument(BaseModel):
     """What plans are made from, tensor by tensor (scalewise.plan.Footprint); empty: one for every layer."""
     least_seconds: NonNegativeFloat = 0.0
     """Of a step, however few its samples: estimated, where one figure is all that is known."""
+    epoch_told: bool = True
+    """Whether anybody said how many samples make an epoch; else it is one step."""
+    source: str = ""
+    """In words, where it was not measured."""
     in_step: tuple[InStep, ...] = ()
     """By numbers of devices, where they share something: slices of a GPU, cores of a processor."""
     precision: str = "fp32"

@@ -84,15 +84,16 @@ def advise(
     if calibrate is not None:
         from scalewise.verbs.calibrate import calibrated
 
-        place, links = calibrated(place, Path(calibrate), document)
+        place, links, document = calibrated(place, Path(calibrate), document)
     predictor = Predictor(document, place)
     asked_for = Question(
         several(chosen or _strategies(place)),
         counts,
         batches or [known.default_batch],
         batch_per_device,
-        epoch_known=samples is not None or step_time is None,
+        epoch_known=samples is not None or document.epoch_told,
         named=bool(chosen),
+        counted=bool(devices),
     )
     rows, left_out = rows_of(predictor, asked_for)
     # The verdict is on the first batch, or on the one table where devices bring their own samples.

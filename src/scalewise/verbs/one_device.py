@@ -14,7 +14,7 @@ from scalewise.clusters.cluster import Cluster
 from scalewise.errors import UserError
 from scalewise.published.models import OUTLINES, SAMPLES
 from scalewise.published.stevens import MODELS, stevens_profile
-from scalewise.results.profile import LayerCost, Profile, ProfileDocument, StepCost
+from scalewise.results.profile import Profile, ProfileDocument, StepCost
 from scalewise.results.units import seconds_text
 from scalewise.strategies.microbatches import MOST_PER_DEVICE
 
@@ -66,7 +66,8 @@ def known_of(asked: Asked) -> Known:
         _check_same(asked.workload, document)
         _check_unused(asked, "a profile is given")
         check_device(f"the profile is of {document.workload} on", document.device, asked.cluster)
-        return Known(document, "the profile given", _middle(document))
+        source = f"the profile given: {document.source}" if document.source else "the profile given"
+        return Known(document, source, _middle(document))
     if asked.workload is None:
         raise UserError("nothing to advise on; name a WORKLOAD, or give --profile FILE")
     if asked.step_time is not None:
@@ -136,25 +137,13 @@ def _given(asked: Asked, workload: str | Workload, step_time: str) -> Known:
         kept = f"what layers keep of a sample of {sample.shape}" if sample else "no activations, which are not counted"
         notes.append(f"memory is that of weights and {kept}")
     else:
-        layers, input_bytes = _layers(workload, asked)
-        name = workload if isinstance(workload, str) else workload.name
-        document = given_profile(name, device, (seconds, batch), layers, input_bytes)
+        from scalewise.verbs.outline import outline_of
+
+        document = given_profile(outline_of(workload, asked.input_shape, asked.classes), device, (seconds, batch))
     least = seconds_text(min(document.least_seconds, seconds))
     notes.append(f"launching is estimated to take {least} of a step, however few its samples")
-    return Known(
-        document, f"one step of {seconds:g} s at batch {batch} and its layers' flops ({'; '.join(notes)})", batch
-    )
-
-
-def _layers(workload: str | Workload, asked: Asked) -> tuple[tuple[LayerCost, ...], int]:
-    if isinstance(workload, str) and workload in MODELS:
-        profile = stevens_profile(workload)
-        return profile.layers, profile.input_bytes
-    from scalewise.verbs.describe import describe
-    from scalewise.verbs.outline import layer_costs
-
-    described = describe(workload, asked.input_shape, asked.classes)
-    return layer_costs(described), described.input_bytes
+    source = f"one step of {seconds:g} s at batch {batch} and its layers' flops ({'; '.join(notes)})"
+    return Known(document.model_copy(update={"source": source}), source, batch)
 
 
 def _measured(asked: Asked, workload: str | Workload) -> Known:

@@ -13,14 +13,15 @@ from scalewise.results.profile import LayerCost, ProfileDocument
 from scalewise.verbs.describe import Description, describe
 from scalewise.workloads.footprint import footprint_of
 from scalewise.workloads.resolve import resolve
+from scalewise.workloads.workload import Workload
 
 
 @cache
-def outline_of(workload: str, input_shape: str | None = None, classes: int | None = None) -> ProfileDocument:
-    found = resolve(workload, input_shape, classes)
+def outline_of(workload: str | Workload, input_shape: str | None = None, classes: int | None = None) -> ProfileDocument:
+    found = resolve(workload, input_shape, classes) if isinstance(workload, str) else workload
     described = describe(found)
     return ProfileDocument(
-        workload=workload,
+        workload=found.name,
         device="",
         execution="eager",
         samples_per_epoch=1,
