@@ -269,6 +269,15 @@ def test_what_fits_nowhere_is_said() -> None:
     said = verdict("conv", 400, small)
     assert (said.add_devices, said.bottleneck) == (False, "memory")
     assert said.reason.startswith("Nothing fits: conv at batch 400 needs ")
+    assert said.reason.endswith("has 9.5 MiB.")  # not for a single sample either
+
+
+def test_what_fits_with_fewer_samples_is_told() -> None:
+    cluster = cluster_of("4x-gtx-1080-ti")
+    predictor = Predictor(published_profile("ResNet-50", cluster.devices[0], (0.3, 32)), cluster)
+    said = verdict_of(predictor, rows(predictor, [strategy_of("mirrored")], [2, 4], 512)).reason
+    assert said.endswith("A batch of 256 would fit, under mirrored on 4 devices.")
+    assert predictor.predict(strategy_of("mirrored"), 4, 256).fits
 
 
 def test_the_batch_of_each_device_is_compared_with_one_that_has_as_many() -> None:

@@ -70,7 +70,7 @@ def test_a_jump_at_one_device_count_alone_is_not_yet_a_bounce(published: dict[st
     here = {"conv": grid("conv", {1: {10: 2.0, 20: 3.0}, 2: {10: 2.0, 20: 1.5}})}
     [judged] = [claim for claim in claims(here, published) if claim.statement.startswith("conv bounces")]
     assert judged.holds is None
-    assert judged.here.endswith("(seen at 10 -> 20 on 1); more device counts are needed to tell")
+    assert judged.here.endswith("(10 -> 20 on 1); more device counts are needed to tell")
 
 
 def test_what_is_within_the_noise_is_neither_a_gain_nor_a_choke(published: dict[str, Series]) -> None:

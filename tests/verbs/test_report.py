@@ -11,6 +11,7 @@ from scalewise.errors import UserError
 from scalewise.published.measured import stevens_environment, stevens_measurements
 from scalewise.results.environment import Environment
 from scalewise.results.measurement import Measurement
+from scalewise.results.statistics import Interval
 from scalewise.results.store import Store
 from scalewise.verbs.report import report
 from tests.findings.test_series import HERE, measured
@@ -38,7 +39,8 @@ def test_the_published_cells_give_the_studys_charts_and_findings(study: Path) ->
     findings = "\n".join(result.findings)
     assert "linear, data-parallel:engine=threads: never gains from more devices: all 36 cells" in findings
     assert "epoch = 186 ms + steps x 4.05 ms on 1" in findings
-    assert "jump by 28% to 41% between 13 and 15 samples per device" in findings
+    assert "jump by 28% to 41% above about 10 samples per device" in findings
+    assert "13 -> 18 on 4; all between 13 and 15)" in findings
     assert "at best 2.51x on 2 (batch 20), 3.16x on 3 (batch 30) and 3.76x on 4 (batch 50)" in findings
     assert result.rows[1] == ["linear", "data-parallel:engine=threads", "2", "378 ms", "600", "0.11x to 0.54x"]
     page = (study / "findings.md").read_text()
@@ -62,6 +64,14 @@ def test_cells_without_a_time_and_flags_are_told(tmp_path: Path) -> None:
         "1 of 2 cells are flagged 'drift'",
     ]
     assert result.findings[0] in (tmp_path / "findings.md").read_text()
+
+
+@pytest.mark.parametrize(("high", "said"), [(0.108, ""), (0.15, "Timings are good to ± ")])
+def test_rough_timings_are_told_before_what_they_say(tmp_path: Path, high: float, said: str) -> None:
+    cells = [measured("single", 1, size, step_seconds=Interval(0.1, 0.095, high, 20)) for size in (10, 20, 50)]
+    report(stored(tmp_path, HERE, [*cells, measured("mirrored", 2, 10, 0.3)]))
+    assert ("what follows holds no better" in (tmp_path / "findings.md").read_text()) == bool(said)
+    assert said in (tmp_path / "findings.md").read_text()
 
 
 def test_phases_of_two_machines_are_drawn_apart_each_with_its_own_single_device(tmp_path: Path) -> None:

@@ -45,12 +45,18 @@ class Reason:
         made = self.alone.prediction
         return f"{self._workload} on {self._devices(1)}: {seconds_text(made.seconds)} a step, {WHY[made.bottleneck]}."
 
-    def too_large(self) -> str:
+    def too_large(self, smaller: tuple[int, Row] | None) -> str:
+        """`smaller`: a batch that fits, and how."""
         made = self.several.prediction
-        return (
+        instead = ""
+        if smaller:
+            batch, row = smaller
+            instead = f"A batch of {batch:,} would fit, under {row.name} on {row.prediction.devices} devices."
+        return _joined(
             f"Nothing fits: {self._workload} {self._at} needs {bytes_text(made.memory_bytes)} of memory on each of "
             f"{made.devices} devices at the least ({self.several.name}), and {self._devices(1)} has "
-            f"{bytes_text(self.predictor.cluster.devices[0].memory_GB * 1e9)}."
+            f"{bytes_text(self.predictor.cluster.devices[0].memory_GB * 1e9)}.",
+            instead,
         )
 
     def _not_into_one(self) -> str:

@@ -50,7 +50,8 @@ def verdict_of(predictor: Predictor, rows: Sequence[Row]) -> Verdict:
     fitting = [row for row in exact if row.prediction.fits]
     if not fitting and not alone.prediction.fits:
         least = min(exact, key=lambda row: row.prediction.memory_bytes)
-        return Verdict(False, alone, "memory", Reason(predictor, alone, least).too_large(), nothing, ())
+        smaller = _smaller_that_fits(predictor, exact)
+        return Verdict(False, alone, "memory", Reason(predictor, alone, least).too_large(smaller), nothing, ())
     fastest = _best(fitting) if fitting else alone
     add = fastest is not alone and (not alone.prediction.fits or (fastest.gain or 0) > WORTH)
     several = fastest if add else _explained(exact)
@@ -69,6 +70,22 @@ def verdict_of(predictor: Predictor, rows: Sequence[Row]) -> Verdict:
         changes,
         reason.sure or not add,
     )
+
+
+def _smaller_that_fits(predictor: Predictor, rows: Sequence[Row]) -> tuple[int, Row] | None:
+    """Half the batch, or a quarter, ..., and who has room for it with the fewest bytes."""
+    batch = rows[0].prediction.batch // 2
+    while batch:
+        tried = [
+            (predictor.predict(made.strategy, made.devices, batch, samples=batch), row)
+            for row in rows
+            if batch >= (made := row.prediction).devices
+        ]
+        fitting = [(made.memory_bytes, number) for number, (made, _) in enumerate(tried) if made.fits]
+        if fitting:
+            return batch, tried[min(fitting)[1]][1]
+        batch //= 2
+    return None
 
 
 def _explained(rows: Sequence[Row]) -> Row:

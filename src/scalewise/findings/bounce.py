@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 
 from scalewise.findings.cell import Series
 from scalewise.findings.finding import Finding, listed
@@ -39,7 +40,9 @@ class Bounce(Finding):
         jumped = f"seconds per sample jump by {size}"
         if self.above is None:
             return f"{jumped}, but not at one share per device ({each})"
-        return f"{jumped} between {self.above} and {self.at_most} samples per device (seen at {each})"
+        last = round(median(jump.last_low for jump in self.jumps))
+        within = f"; all between {self.above} and {self.at_most}" if len(self.jumps) > 1 else ""
+        return f"{jumped} above about {last} samples per device ({each}{within})"
 
 
 def bounce(series: Series) -> Bounce | None:

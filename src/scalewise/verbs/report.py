@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from scalewise.results.store import Store
 from scalewise.results.units import seconds_text
 
 PAGE = "findings.md"
+ROUGH = 0.1
+"""Half an interval, as part of its middle, from which the reader is warned."""
 COLUMNS = ["workload", "strategy", "devices", "fastest epoch", "at batch", "speed-up"]
 
 
@@ -127,7 +130,8 @@ def page_of(
     lines += [f"| {' | '.join(row)} |" for row in table_of(series)]
     lines.append("")
     for each in series:
-        lines += [f"## {each.workload} under {each.strategy}", "", f"{each.machine}, {each.when}.", ""]
+        where = f"{each.machine}, {each.when}.{_how_rough(each)}"
+        lines += [f"## {each.workload} under {each.strategy}", "", where, ""]
         lines += [f"- {finding.sentence}" for finding in found[each.name]] or [_nothing_to_compare(each)]
         lines.append("")
         lines += _images(figures, file_name(each.workload, each.strategy))
@@ -137,6 +141,15 @@ def page_of(
     if remarks:
         lines += ["## To bear in mind", "", *(f"- {remark}" for remark in remarks), ""]
     return "\n".join(lines)
+
+
+def _how_rough(series: Series) -> str:
+    """Before sentences that tell what the cells say, as if they were exact."""
+    noise = max(cell.uncertainty for cell in series.cells)
+    if noise < ROUGH:
+        return ""
+    known = "Some cells were timed once" if math.isinf(noise) else f"Timings are good to ± {noise:.0%} only"
+    return f" {known}: what follows holds no better than that."
 
 
 def _nothing_to_compare(series: Series) -> str:
