@@ -87,6 +87,37 @@ def test_a_speedup_that_cannot_be_told_bears_a_mark(tmp_path: Path) -> None:
     assert report(stored(tmp_path, HERE, cells)).rows[1][-1] == "0.25x to 0.99x ?"
 
 
+def test_one_device_is_called_what_it_is_and_is_told_once_for_all_strategies(tmp_path: Path) -> None:
+    cells = [measured("single", 1, 10, 0.1), measured("mirrored", 2, 10, 0.2), measured("ring", 2, 10, 0.4)]
+    assert [row[:4] for row in report(stored(tmp_path, HERE, cells)).rows] == [
+        ["linear", "single", "1", "1 s"],
+        ["linear", "mirrored", "2", "2 s"],
+        ["linear", "ring", "2", "4 s"],
+    ]
+
+
+def test_a_strategy_that_is_its_own_baseline_at_some_batches_has_a_row_of_its_own_for_them(tmp_path: Path) -> None:
+    cells = [measured("single", 1, 20, 0.1), measured("mirrored", 1, 10, 0.2), measured("mirrored", 2, 10, 0.3)]
+    assert [row[1:5] for row in report(stored(tmp_path, HERE, cells)).rows] == [
+        ["mirrored", "1", "2 s", "10"],
+        ["single", "1", "500 ms", "20"],
+        ["mirrored", "2", "3 s", "10"],
+    ]
+
+
+def test_single_devices_of_two_machines_have_a_row_each(tmp_path: Path) -> None:
+    there = Environment(hardware={"cpu": "Other CPU", "cores": 64}, samples_per_epoch=95)
+    for name, place in (("here", HERE), ("there", there)):
+        cells = [measured(*each, 10, environment=place.id) for each in (("single", 1), ("mirrored", 2))]
+        stored(tmp_path / name, place, cells)
+    assert [row[1:3] for row in report(tmp_path / "here", tmp_path / "there", out=tmp_path / "both").rows] == [
+        ["single, 2 cores of Some CPU", "1"],
+        ["mirrored, 2 cores of Some CPU", "2"],
+        ["single, 64 cores of Other CPU", "1"],
+        ["mirrored, 64 cores of Other CPU", "2"],
+    ]
+
+
 def test_a_section_without_findings_says_why(tmp_path: Path) -> None:
     result = report(stored(tmp_path, HERE, [measured("single", 1, 10)]))
     assert result.figures == []

@@ -10,7 +10,7 @@ from scalewise.atomic import check_writable, make_out_folder, write_atomically
 from scalewise.errors import UserError
 from scalewise.figures.gallery import draw_all, draw_all_phases
 from scalewise.figures.style import file_name
-from scalewise.findings.cell import Series
+from scalewise.findings.cell import Cell, Series
 from scalewise.findings.collect import findings_of
 from scalewise.findings.finding import Finding, devices_text, listed
 from scalewise.findings.series import place_key, series_of, strategy_text
@@ -73,25 +73,30 @@ def _names(folders: Sequence[Path | str]) -> str:
 
 
 def table_of(series: Sequence[Series]) -> list[list[str]]:
-    """A row per strategy and device count."""
+    """A row per strategy and device count; what several strategies are compared with is there once."""
+    rows = [row for each in series for row in _rows(each)]
+    return [row for place, row in enumerate(rows) if row not in rows[:place]]
+
+
+def _rows(series: Series) -> list[list[str]]:
+    every = speedups(series)
+    lines: dict[tuple[int, str], list[Cell]] = {}
+    for cell in sorted(series.cells, key=lambda cell: (cell.devices, cell.batch)):
+        lines.setdefault((cell.devices, _strategy_of(cell, series)), []).append(cell)
     rows = []
-    for each in series:
-        every = speedups(each)
-        for devices in each.device_counts:
-            cells = each.line(devices)
-            fastest = min(cells, key=lambda cell: cell.epoch_seconds)
-            ratios = [speedup for speedup in every if speedup.devices == devices]
-            rows.append(
-                [
-                    each.workload,
-                    each.strategy,
-                    str(devices),
-                    seconds_text(fastest.epoch_seconds),
-                    str(fastest.batch),
-                    _range(ratios),
-                ]
-            )
+    for (devices, strategy), cells in lines.items():
+        fastest = min(cells, key=lambda cell: cell.epoch_seconds)
+        ratios = [speedup for speedup in every if speedup.devices == devices]
+        epoch = seconds_text(fastest.epoch_seconds)
+        rows.append([series.workload, strategy, str(devices), epoch, str(fastest.batch), _range(ratios)])
     return rows
+
+
+def _strategy_of(cell: Cell, series: Series) -> str:
+    """As the series is named, unless the cell is another strategy's: one device is often `single`."""
+    if cell.strategy in ("", series.strategy.partition(", ")[0]):
+        return series.strategy
+    return ", ".join(filter(None, [cell.strategy, series.kin]))
 
 
 def _range(ratios: Sequence[Speedup]) -> str:
