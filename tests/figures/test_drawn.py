@@ -77,8 +77,8 @@ def transfer_legend(epochs: tuple[float, ...], bytes_per_step: int) -> str:
 
 
 def test_the_line_through_transfers_is_told_in_units_that_people_read() -> None:
-    assert transfer_legend((102.0, 101.0, 100.5), 10**9) .startswith("100 s + bytes / 200 GB/s,  R² = ")
-    assert transfer_legend((0.042, 0.022, 0.012), 10**6) .startswith("2 ms + bytes / 10 GB/s,  R² = ")
+    assert transfer_legend((102.0, 101.0, 100.5), 10**9).startswith("100 s + bytes / 200 GB/s,  R² = ")
+    assert transfer_legend((0.042, 0.022, 0.012), 10**6).startswith("2 ms + bytes / 10 GB/s,  R² = ")
 
 
 @pytest.mark.parametrize("epochs", [(101.0, 90.0, 100.0), (2.0, 3.0, 4.0), (8.0, 3.0, 1.0)])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from scalewise.published.measured import stevens_environment, stevens_measuremen
 from scalewise.results.environment import Environment
 from scalewise.results.measurement import Measurement
 from scalewise.results.store import Store
-from scalewise.verbs.report import report
+from scalewise.verbs.report import remarks_on, report
 from tests.findings.test_series import HERE, measured
 
 
@@ -62,6 +64,23 @@ def test_cells_without_a_time_and_flags_are_told(tmp_path: Path) -> None:
         "1 of 2 cells are flagged 'drift'",
     ]
     assert result.findings[0] in (tmp_path / "findings.md").read_text()
+
+
+def test_cells_that_came_to_the_same_are_told_in_one_line() -> None:
+    def without_time(batch: int, reason: str, **more: Any) -> Measurement:
+        given = {"status": "oom", "reason": reason, "step_seconds": None, **more}
+        return measured("mirrored", 2, batch, **given)
+
+    cells = [without_time(10, "rank 1: full"), without_time(20, "rank 0: full"), without_time(40, "rank 1: full")]
+    cells.append(replace(without_time(50, "rank 1: full"), workload="conv"))
+    cells.append(without_time(60, "rank 1: full", status="failed"))
+    assert remarks_on(cells) == [
+        "3 cells of conv and linear are oom: rank 1: full",
+        "linear, mirrored on 2 at batch 20 is oom: rank 0: full",
+        "linear, mirrored on 2 at batch 60 is failed: rank 1: full",
+    ]
+    many = [replace(cells[0], workload=f"synthetic:parameters={size}") for size in (1, 2, 3, 4)]
+    assert remarks_on(many) == ["4 cells of 4 workloads are oom: rank 1: full"]
 
 
 def test_phases_of_two_machines_are_drawn_apart_each_with_its_own_single_device(tmp_path: Path) -> None:
@@ -122,6 +141,11 @@ def test_a_section_without_findings_says_why(tmp_path: Path) -> None:
     result = report(stored(tmp_path, HERE, [measured("single", 1, 10)]))
     assert result.figures == []
     assert "Timed on 1 device at batch 10 only: nothing to compare" in (tmp_path / "findings.md").read_text()
+
+
+def test_nothing_to_report_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is nothing to report on; name a folder with measurements"):
+        report(out=tmp_path)
 
 
 def test_a_folder_without_measurements_is_refused(tmp_path: Path) -> None:
