@@ -52,6 +52,19 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
         "train synthetic --optimizer adamm",
         ["unknown optimizer 'adamm' (did you mean 'adam'?)", "momentum"],
     ),
+    "no such optimizer to measure with": (
+        "measure synthetic --optimizer adamm --out sweep",
+        ["unknown optimizer 'adamm' (did you mean 'adam'?)", "momentum"],
+    ),
+    "no such load to measure with": (
+        "measure synthetic --load disk --out sweep",
+        ["unknown way to load 'disk'", "auto, device, stream, files"],
+    ),
+    "no such load option to measure with": (
+        "measure synthetic --load stream:threads=2 --out sweep",
+        ["unknown option of --load stream 'threads'", "workers"],
+    ),
+    "no such load to profile with": ("profile synthetic --load disk", ["unknown way to load 'disk'"]),
     "no such workload option": (
         "train unet:widht=3",
         ["unknown option of 'unet' 'widht'", "width, depth, norm, size, full"],

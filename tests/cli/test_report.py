@@ -25,6 +25,35 @@ def test_a_folder_is_reported_as_one_json_document(scalewise: Run, folder: Path)
     assert (folder / "bars-linear-mirrored.png").exists()
 
 
+def test_the_published_cells_are_drawn_without_a_folder_of_measurements(scalewise: Run, folder: Path) -> None:
+    said = scalewise("report", "--published", "--out", folder / "study", "--json")
+    assert said.code == 0
+    document = json.loads(said.stdout)
+    assert document["measurements"] == 96
+    assert "linear, data-parallel:engine=threads: never gains from more devices" in document["findings"][0]
+    for workload in ("linear", "conv"):
+        for kind in ("epochs", "bars"):
+            assert (folder / "study" / f"{kind}-{workload}-data-parallel-engine-threads.png").exists()
+    assert (folder / "study" / "findings.md").read_text().startswith("# Report of the study's published cells\n")
+
+
+def test_the_published_cells_are_read_together_with_ones_own(scalewise: Run, folder: Path) -> None:
+    stored(folder, HERE, [measured("single", 1, 10, 0.1), measured("mirrored", 2, 10, 0.3)])
+    document = json.loads(scalewise("report", folder, "--published", "--json").stdout)
+    assert document["measurements"] == 98
+    page = (folder / "findings.md").read_text()
+    assert page.startswith(f"# Report of {folder.name} and the study's published cells\n")
+    assert "| linear | single, cpu, quick protocol, 2 cores of Some CPU | 1 |" in page
+    assert "## conv under data-parallel:engine=threads" in page
+
+
+def test_what_is_missing_is_one_sentence(scalewise: Run) -> None:
+    scalewise("report").refused(2, "there is nothing to report on", "scalewise report DIR")
+    scalewise("report", "--published").refused(
+        2, "--published needs a folder", "scalewise report --published --out DIR"
+    )
+
+
 def test_an_out_that_cannot_be_a_folder_is_one_sentence(scalewise: Run, folder: Path) -> None:
     stored(folder, HERE, [measured("single", 1, 10, 0.1), measured("mirrored", 2, 10, 0.3)])
     file = folder / "file"

@@ -45,3 +45,11 @@ def test_the_map_is_drawn_with_the_known_models_and_told(tmp_path: Path) -> None
     drawn = (tmp_path / "choke-map.svg").read_text()
     assert ">1.70<" in drawn
     assert "a machine, 2020-01-02" in drawn
+    assert "Dashed: no gain, no loss." in drawn
+
+
+def test_a_map_without_a_border_speaks_of_no_dashed_line(tmp_path: Path) -> None:
+    conclude(tmp_path, [Spot(10**5, 10**6, 0.4), Spot(10**5, 10**8, 0.9)], "a machine")
+    drawn = (tmp_path / "choke-map.svg").read_text()
+    assert "Stars, arrows: known ones." in drawn
+    assert "Dashed" not in drawn

@@ -163,7 +163,7 @@ def test_it_measures_draws_and_goes_on_with_what_is_there(tmp_path: Path, monkey
         "linear, data-parallel on 2 cpu devices, batch 100",
         "linear, single on 1 cpu device, batch 100",
     ]
-    assert [row[:3] for row in first.rows] == [["linear", "data-parallel", "1"], ["linear", "data-parallel", "2"]]
+    assert [row[:3] for row in first.rows] == [["linear", "single", "1"], ["linear", "data-parallel", "2"]]
     told.clear()
     monkeypatch.setattr(stevens, "conclude", lambda *_: first)
     stevens.run(tmp_path / "out", True, told.append)

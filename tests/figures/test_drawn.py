@@ -64,6 +64,29 @@ def test_no_line_is_drawn_through_fewer_than_three_amounts_of_transfer() -> None
     assert drawn == [False, False, True]
 
 
+def transfer_legend(epochs: tuple[float, ...], bytes_per_step: int) -> str:
+    """The last entry, of cells at batch 10, 20 and 40."""
+    timed = dict(zip((10, 20, 40), epochs, strict=True))
+    cells = [Cell(2, batch, 4000, seconds, bytes_per_step=bytes_per_step) for batch, seconds in timed.items()]
+    figure = draw_transfer(Series("m", "mirrored", tuple(cells)))
+    assert figure
+    legend = figure.axes[0].get_legend()
+    assert legend
+    assert ("R²" in legend.get_texts()[-1].get_text()) == (len(figure.axes[0].lines[-1].get_xdata()) == 2)  # type: ignore[arg-type]
+    return legend.get_texts()[-1].get_text()
+
+
+def test_the_line_through_transfers_is_told_in_units_that_people_read() -> None:
+    assert transfer_legend((102.0, 101.0, 100.5), 10**9).startswith("100 s + bytes / 200 GB/s,  R² = ")
+    assert transfer_legend((0.042, 0.022, 0.012), 10**6).startswith("2 ms + bytes / 10 GB/s,  R² = ")
+
+
+@pytest.mark.parametrize("epochs", [(101.0, 90.0, 100.0), (2.0, 3.0, 4.0), (8.0, 3.0, 1.0)])
+def test_no_line_is_drawn_where_it_explains_nothing(epochs: tuple[float, ...]) -> None:
+    """Scattered, growing with less transfer, and below zero where nothing is moved."""
+    assert transfer_legend(epochs, 10**9) == "no straight line"
+
+
 def test_timings_that_leave_much_open_have_whiskers_and_others_have_none() -> None:
     def drawn(uncertainty: float) -> tuple[int, str]:
         cells = [Cell(devices, batch, 100, 1.0, uncertainty) for devices in (1, 2) for batch in (10, 20)]

@@ -13,7 +13,7 @@ from scalewise.data.data import Data, DataRequest
 from scalewise.data.speech import SpeechFiles, load_speech
 from scalewise.errors import UserError
 from scalewise.step import feed
-from scalewise.step.feed import Resident, Streamed, kept_bytes, make_feed, whole, why_not_resident
+from scalewise.step.feed import Resident, Streamed, kept_bytes, make_feed, read_load, whole, why_not_resident
 from tests.data.conftest import write_wav
 
 CPU = torch.device("cpu")
@@ -103,6 +103,16 @@ def test_other_ways_are_refused(load: str, message: str) -> None:
     data = Data("numbers", (torch.zeros(4, 1), torch.zeros(4)))
     with pytest.raises(UserError, match=re.escape(message)):
         make_feed(data, load, CPU)
+
+
+def test_a_way_to_load_is_read_without_any_data() -> None:
+    assert [read_load(load) for load in ("auto", "files", "stream:workers=4")] == [
+        ("auto", 0),
+        ("files", 0),
+        ("stream", 4),
+    ]
+    with pytest.raises(UserError, match="--load device takes no options, got 'device:workers=1'"):
+        read_load("device:workers=1")
 
 
 def test_samples_stay_on_the_host_where_the_device_has_no_room_for_them_beside_the_model() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from scalewise.results.environment import Environment
 from scalewise.results.measurement import Measurement
 from scalewise.results.statistics import Interval
 from scalewise.results.store import Store
-from scalewise.verbs.report import report
+from scalewise.verbs.report import remarks_on, report
 from tests.findings.test_series import HERE, measured
 
 
@@ -74,6 +76,23 @@ def test_rough_timings_are_told_before_what_they_say(tmp_path: Path, high: float
     assert said in (tmp_path / "findings.md").read_text()
 
 
+def test_cells_that_came_to_the_same_are_told_in_one_line() -> None:
+    def without_time(batch: int, reason: str, **more: Any) -> Measurement:
+        given = {"status": "oom", "reason": reason, "step_seconds": None, **more}
+        return measured("mirrored", 2, batch, **given)
+
+    cells = [without_time(10, "rank 1: full"), without_time(20, "rank 0: full"), without_time(40, "rank 1: full")]
+    cells.append(replace(without_time(50, "rank 1: full"), workload="conv"))
+    cells.append(without_time(60, "rank 1: full", status="failed"))
+    assert remarks_on(cells) == [
+        "3 cells of conv and linear are oom: rank 1: full",
+        "linear, mirrored on 2 at batch 20 is oom: rank 0: full",
+        "linear, mirrored on 2 at batch 60 is failed: rank 1: full",
+    ]
+    many = [replace(cells[0], workload=f"synthetic:parameters={size}") for size in (1, 2, 3, 4)]
+    assert remarks_on(many) == ["4 cells of 4 workloads are oom: rank 1: full"]
+
+
 def test_phases_of_two_machines_are_drawn_apart_each_with_its_own_single_device(tmp_path: Path) -> None:
     there = Environment(hardware={"cpu": "Other CPU", "cores": 64}, samples_per_epoch=95)
     for name, place, seconds in (("here", HERE, 0.1), ("there", there, 0.4)):
@@ -97,10 +116,46 @@ def test_a_speedup_that_cannot_be_told_bears_a_mark(tmp_path: Path) -> None:
     assert report(stored(tmp_path, HERE, cells)).rows[1][-1] == "0.25x to 0.99x ?"
 
 
+def test_one_device_is_called_what_it_is_and_is_told_once_for_all_strategies(tmp_path: Path) -> None:
+    cells = [measured("single", 1, 10, 0.1), measured("mirrored", 2, 10, 0.2), measured("ring", 2, 10, 0.4)]
+    assert [row[:4] for row in report(stored(tmp_path, HERE, cells)).rows] == [
+        ["linear", "single", "1", "1 s"],
+        ["linear", "mirrored", "2", "2 s"],
+        ["linear", "ring", "2", "4 s"],
+    ]
+
+
+def test_a_strategy_that_is_its_own_baseline_at_some_batches_has_a_row_of_its_own_for_them(tmp_path: Path) -> None:
+    cells = [measured("single", 1, 20, 0.1), measured("mirrored", 1, 10, 0.2), measured("mirrored", 2, 10, 0.3)]
+    assert [row[1:5] for row in report(stored(tmp_path, HERE, cells)).rows] == [
+        ["mirrored", "1", "2 s", "10"],
+        ["single", "1", "500 ms", "20"],
+        ["mirrored", "2", "3 s", "10"],
+    ]
+
+
+def test_single_devices_of_two_machines_have_a_row_each(tmp_path: Path) -> None:
+    there = Environment(hardware={"cpu": "Other CPU", "cores": 64}, samples_per_epoch=95)
+    for name, place in (("here", HERE), ("there", there)):
+        cells = [measured(*each, 10, environment=place.id) for each in (("single", 1), ("mirrored", 2))]
+        stored(tmp_path / name, place, cells)
+    assert [row[1:3] for row in report(tmp_path / "here", tmp_path / "there", out=tmp_path / "both").rows] == [
+        ["single, 2 cores of Some CPU", "1"],
+        ["mirrored, 2 cores of Some CPU", "2"],
+        ["single, 64 cores of Other CPU", "1"],
+        ["mirrored, 64 cores of Other CPU", "2"],
+    ]
+
+
 def test_a_section_without_findings_says_why(tmp_path: Path) -> None:
     result = report(stored(tmp_path, HERE, [measured("single", 1, 10)]))
     assert result.figures == []
     assert "Timed on 1 device at batch 10 only: nothing to compare" in (tmp_path / "findings.md").read_text()
+
+
+def test_nothing_to_report_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is nothing to report on; name a folder with measurements"):
+        report(out=tmp_path)
 
 
 def test_a_folder_without_measurements_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ app.command(epilog="Example: scalewise measure linear conv --devices 1,2 --batch
 )
 app.command(epilog="Example: scalewise describe unet:width=16")(describe.describe)
 app.command(epilog="Example: scalewise profile linear --batch 10,20,50 --out linear.profile.json")(profile.profile)
-app.command(epilog="Example: scalewise report sweep")(report.report)
+app.command(epilog="\n\n".join(["Examples:", *report.EXAMPLES]))(report.report)
 app.command(epilog="Example: scalewise reproduce sync-vs-async --quick --out sync-vs-async")(reproduce.reproduce)
 app.command(epilog="\n\n".join(["Examples:", *advise.EXAMPLES]))(advise.advise)
 app.command(epilog="Example: scalewise validate stevens")(validate.validate)

@@ -9,14 +9,20 @@ import typer
 
 from scalewise.cli import options
 
+EXAMPLES = ("scalewise report sweep", "scalewise report --published --out study")
+
 
 def report(
     folders: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="DIR...", help="Folders with measurements, as `measure` writes them.", show_default=False
         ),
-    ],
+    ] = None,
+    published: Annotated[
+        bool,
+        typer.Option("--published", help="Draw the study's 96 published cells, with the folders if any are named."),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where figures and findings go.", show_default="the first folder")
     ] = None,
@@ -29,4 +35,4 @@ def report(
     from scalewise.cli.output import show
     from scalewise.verbs.report import report as verb
 
-    show(verb(*folders, out=out), json)
+    show(verb(*(folders or []), out=out, published=published), json)

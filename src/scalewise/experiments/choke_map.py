@@ -11,7 +11,7 @@ from pathlib import Path
 from scalewise.atomic import write_atomically
 from scalewise.errors import RunFailed
 from scalewise.experiments.choke_map_figure import draw_map
-from scalewise.experiments.choke_map_plane import Spot, beside_the_study, short, words
+from scalewise.experiments.choke_map_plane import Spot, beside_the_study, border_pieces, short, words
 from scalewise.experiments.remarks import cores_in_use, load_remarks, not_begun_remarks, roughness
 from scalewise.findings.cell import Series
 from scalewise.findings.machine import when_text
@@ -109,7 +109,9 @@ def conclude(
     marked = {name: (each.parameters, each.flops_per_sample) for name, each in described.items()}
     found = [*words(spots, BATCH), *beside_the_study(spots, marked, planned)]
     title = f"Who gains from a second device ({STRATEGY}, global batch {BATCH})"
-    subtitle = "Tiles: synthetic models (?: too noisy to tell). Stars, arrows: known ones. Dashed: no gain, no loss."
+    subtitle = "Tiles: synthetic models (?: too noisy to tell). Stars, arrows: known ones."
+    if border_pieces(spots):
+        subtitle += " Dashed: no gain, no loss."
     figures = draw_map(spots, marked, title, machine, subtitle, out, when)
     page, numbers = out / "findings.md", out / "choke-map.json"
     computes = sorted({spot.flops for spot in spots})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from scalewise.figures.style import FAINT, device_look, legend_above, new_figure, styled
+from scalewise.figures.style import FAINT, device_look, legend_above, new_figure, number_text, styled
 from scalewise.findings.cell import Series
 from scalewise.findings.line import r_squared_text
-from scalewise.findings.traffic import GB, moving, transfer_fit
+from scalewise.findings.traffic import GB, TransferFit, moving, transfer_fit
+from scalewise.results.units import seconds_text
 
 FEWEST_AMOUNTS = 3
 
@@ -37,7 +38,7 @@ def draw_transfer(series: Series, subtitle: str = "") -> Figure | None:
     fit = transfer_fit(series)
     furthest = max(gigabytes for line in points.values() for gigabytes, _ in line)
     highest = max(seconds for line in points.values() for _, seconds in line)
-    if fit and fit.possible:
+    if fit and fit.explains:
         ends = (0.0, furthest)
         seconds_at = [fit.epoch_seconds(gigabytes * GB) for gigabytes in ends]
         highest = max(highest, *seconds_at)
@@ -47,8 +48,10 @@ def draw_transfer(series: Series, subtitle: str = "") -> Figure | None:
             color=FAINT,
             linewidth=1.4,
             linestyle="-" if fit.governs else (0, (4, 3)),
-            label=f"{fit.floor_seconds:.2g} s + bytes / {fit.GBps:.2g} GB/s,  R² = {r_squared_text(fit.r_squared)}",
+            label=_law(fit),
         )
+    elif fit:
+        axes.plot([], [], linestyle="none", label="no straight line")
     axes.set_xlim(0, furthest * 1.04)
     axes.set_ylim(0, highest * 1.08)
     axes.grid()
@@ -56,3 +59,11 @@ def draw_transfer(series: Series, subtitle: str = "") -> Figure | None:
     axes.set_ylabel("seconds per epoch")
     legend_above(axes)
     return figure
+
+
+def _law(fit: TransferFit) -> str:
+    assert fit.GBps is not None
+    return (
+        f"{seconds_text(fit.floor_seconds)} + bytes / {number_text(fit.GBps)} GB/s,  "
+        f"R² = {r_squared_text(fit.r_squared)}"
+    )

@@ -24,6 +24,8 @@ class Cell:
     """Seconds per step."""
     timed_steps: int | None = None
     """Behind its times; None where nobody noted it."""
+    strategy: str = ""
+    """With its options: on one device often `single`, whatever the series is of. Empty where nobody noted it."""
 
     @property
     def steps(self) -> int:

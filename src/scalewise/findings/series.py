@@ -75,6 +75,7 @@ def cell_of(measurement: Measurement, environments: Mapping[str, Environment]) -
         bytes_per_step=moved.busiest * steps_per_batch if moved else None,
         phases=measurement.phases,
         timed_steps=step.n if step else None,
+        strategy=strategy_text(measurement),
     )
 
 

@@ -11,6 +11,8 @@ from scalewise.results.statistics import FEWEST
 
 GOVERNS_FROM = 0.9
 """R squared above which we say that transfers govern the epoch."""
+EXPLAINS_FROM = 0.5
+"""R squared below which a line through the cells says nothing, and is not drawn."""
 GB = 1e9
 
 
@@ -50,6 +52,10 @@ class TransferFit(Finding):
     def possible(self) -> bool:
         """No epoch takes less than no time, however little is moved."""
         return self.GBps is not None and self.floor_seconds >= 0
+
+    @property
+    def explains(self) -> bool:
+        return self.possible and self.r_squared >= EXPLAINS_FROM
 
     @property
     def governs(self) -> bool:

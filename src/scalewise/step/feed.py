@@ -119,25 +119,32 @@ class Streamed:
             yield copied_ahead
 
 
+def read_load(load: str) -> tuple[str, int]:
+    """The way to load and its number of workers; a UserError where there is no such way, whatever the data."""
+    spec = parse_spec(load)
+    if spec.name not in LOADS:
+        raise unknown("way to load", spec.name, LOADS)
+    if spec.name in ("stream", "files"):
+        return spec.name, _workers(spec.options, load)
+    if spec.options:
+        raise UserError(f"--load {spec.name} takes no options, got '{load}'")
+    return spec.name, 0
+
+
 def make_feed(data: Data, load: str, device: torch.device, beside_bytes: int = 0) -> Feed:
     """`load` as the user wrote it: 'auto', 'device', 'stream:workers=4', 'files'.
 
     `beside_bytes`: what the model is going to keep on the device, of which nothing is there yet.
     """
-    spec = parse_spec(load)
-    if spec.name not in LOADS:
-        raise unknown("way to load", spec.name, LOADS)
-    workers = _workers(spec.options, load) if spec.name in ("stream", "files") else 0
-    if spec.options and spec.name in ("auto", "device"):
-        raise UserError(f"--load {spec.name} takes no options, got '{load}'")
-    if spec.name == "files":
+    name, workers = read_load(load)
+    if name == "files":
         if data.items is None:
             raise UserError(f"--load files needs samples that lie in files; these do not ({data.source})")
         return Streamed(data.items, device, workers, "files")
     why = ""
-    if spec.name == "auto" and data.tensors is not None and device.type == "cuda":  # a CPU has them already
+    if name == "auto" and data.tensors is not None and device.type == "cuda":  # a CPU has them already
         why = why_not_resident(sum(tensor.nbytes for tensor in data.tensors), free_bytes(device), beside_bytes)
-    if spec.name == "device" or (spec.name == "auto" and data.tensors is not None and not why):
+    if name == "device" or (name == "auto" and data.tensors is not None and not why):
         inputs, targets = whole(data)
         return Resident(inputs.to(device), targets.to(device))
     samples: Any = data.items if data.tensors is None else TensorDataset(*data.tensors)

@@ -26,12 +26,17 @@ ELEMENTWISE = {"adam", "adamw", "sgd", "momentum", "adagrad"}
 """Those that treat every element alike, wherever a tensor is cut."""
 
 
+def check_optimizer(name: str) -> None:
+    """Raise a UserError for what is no optimizer."""
+    if name not in OPTIMIZERS:
+        raise unknown("optimizer", name, OPTIMIZERS)
+
+
 def make_optimizer(
     name: str, parameters: Iterable[nn.Parameter], learning_rate: float, *, captured: bool = False
 ) -> torch.optim.Optimizer:
     """`captured`: keep the step count on the device, so that a CUDA graph can hold the update."""
-    if name not in OPTIMIZERS:
-        raise unknown("optimizer", name, OPTIMIZERS)
+    check_optimizer(name)
     chosen = list(parameters)
     on_gpu = any(parameter.is_cuda for parameter in chosen)
     options: dict[str, Any] = {"lr": learning_rate, "fused": None if on_gpu and name in NOT_FUSED_ON_GPU else True}

@@ -22,7 +22,8 @@ from scalewise.session.devices import settle
 from scalewise.session.hosts import parse_link
 from scalewise.session.placement import Placement
 from scalewise.session.torchrun import under_torchrun
-from scalewise.step.optimizers import CAPTURABLE
+from scalewise.step.feed import read_load
+from scalewise.step.optimizers import CAPTURABLE, check_optimizer
 from scalewise.step.settings import Execution, Precision, Settings
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.single import Single
@@ -98,6 +99,9 @@ def measure(
     settings = Settings(1, PAPER_EPOCHS if epochs is None else epochs, None, optimizer, precision=precision)
     settings = replace(settings, execution=execution, load=load)
     settings.check()
+    if optimizer is not None:
+        check_optimizer(optimizer)
+    read_load(load)  # refuses what is no way to load
     request = partial(
         Request, data=DataRequest(Path(data) if data else None, samples), input_shape=input_shape, classes=classes
     )

@@ -11,11 +11,12 @@ from scalewise.atomic import check_writable, make_out_folder, write_atomically
 from scalewise.errors import UserError
 from scalewise.figures.gallery import draw_all, draw_all_phases
 from scalewise.figures.style import file_name
-from scalewise.findings.cell import Series
+from scalewise.findings.cell import Cell, Series
 from scalewise.findings.collect import findings_of
 from scalewise.findings.finding import Finding, devices_text, listed
 from scalewise.findings.series import place_key, series_of, strategy_text
 from scalewise.findings.speedup import Speedup, speedups
+from scalewise.published.measured import stevens_environment, stevens_measurements
 from scalewise.results.environment import Environment
 from scalewise.results.experiment import ExperimentResult
 from scalewise.results.measurement import Measurement
@@ -28,19 +29,22 @@ ROUGH = 0.1
 COLUMNS = ["workload", "strategy", "devices", "fastest epoch", "at batch", "speed-up"]
 
 
-def report(*folders: Path | str, out: Path | str | None = None) -> ExperimentResult:
+def report(*folders: Path | str, out: Path | str | None = None, published: bool = False) -> ExperimentResult:
     """Draw all that the measurements in a folder show, and write `findings.md` beside them, or into `out`.
 
     Runs of several folders are read together: of a cell that was measured twice at one place the later counts.
+    `published`: the study's 96 cells are read with them, or, into `out`, alone.
 
     >>> print(scalewise.report("sweep"))
     """
-    if not folders:
+    if not folders and not published:
         raise UserError("there is nothing to report on; name a folder with measurements: scalewise report DIR")
-    named = " and ".join(str(folder) for folder in folders)
-    folder = Path(out or folders[0])
-    environments = Store.environments(*folders)
-    measurements = _latest(Store.read(*folders), environments)
+    if not folders and out is None:
+        raise UserError("--published needs a folder for its figures; name one: scalewise report --published --out DIR")
+    study = ["the study's published cells"] if published else []
+    named = " and ".join([*map(str, folders), *study])
+    folder = Path(folders[0] if out is None else out)
+    environments, measurements = _read(folders, published)
     series = series_of(measurements, environments)
     if not series:
         states = Counter(each.status for each in measurements)
@@ -52,7 +56,8 @@ def report(*folders: Path | str, out: Path | str | None = None) -> ExperimentRes
     found = {each.name: findings_of(each) for each in series}
     figures = draw_all(series, folder) + draw_all_phases(series, folder)
     remarks = remarks_on(measurements)
-    write_atomically(page, page_of(f"Report of {_names(folders)}", series, found, figures, remarks).encode())
+    titles = [*(Path(each).name for each in folders), *study]
+    write_atomically(page, page_of(f"Report of {listed(titles)}", series, found, figures, remarks).encode())
     return ExperimentResult(
         f"report of {named}",
         [str(finding) for findings in found.values() for finding in findings if finding.telling] + remarks,
@@ -64,6 +69,15 @@ def report(*folders: Path | str, out: Path | str | None = None) -> ExperimentRes
     )
 
 
+def _read(folders: Sequence[Path | str], published: bool) -> tuple[dict[str, Environment], list[Measurement]]:
+    environments, measurements = Store.environments(*folders), Store.read(*folders)
+    if published:
+        studied = stevens_environment()
+        environments[studied.id] = studied
+        measurements += stevens_measurements()
+    return environments, _latest(measurements, environments)
+
+
 def _latest(measurements: Sequence[Measurement], environments: Mapping[str, Environment]) -> list[Measurement]:
     """Each cell of each place once, also where its machine was started anew in between."""
     places = [(each.identity, place_key(each, environments)) for each in measurements]
@@ -71,30 +85,31 @@ def _latest(measurements: Sequence[Measurement], environments: Mapping[str, Envi
     return [each for place, each in zip(places, measurements, strict=True) if latest[place] is each]
 
 
-def _names(folders: Sequence[Path | str]) -> str:
-    return listed([Path(folder).name for folder in folders])
-
-
 def table_of(series: Sequence[Series]) -> list[list[str]]:
-    """A row per strategy and device count."""
+    """A row per strategy and device count; what several strategies are compared with is there once."""
+    rows = [row for each in series for row in _rows(each)]
+    return [row for place, row in enumerate(rows) if row not in rows[:place]]
+
+
+def _rows(series: Series) -> list[list[str]]:
+    every = speedups(series)
+    lines: dict[tuple[int, str], list[Cell]] = {}
+    for cell in sorted(series.cells, key=lambda cell: (cell.devices, cell.batch)):
+        lines.setdefault((cell.devices, _strategy_of(cell, series)), []).append(cell)
     rows = []
-    for each in series:
-        every = speedups(each)
-        for devices in each.device_counts:
-            cells = each.line(devices)
-            fastest = min(cells, key=lambda cell: cell.epoch_seconds)
-            ratios = [speedup for speedup in every if speedup.devices == devices]
-            rows.append(
-                [
-                    each.workload,
-                    each.strategy,
-                    str(devices),
-                    seconds_text(fastest.epoch_seconds),
-                    str(fastest.batch),
-                    _range(ratios),
-                ]
-            )
+    for (devices, strategy), cells in lines.items():
+        fastest = min(cells, key=lambda cell: cell.epoch_seconds)
+        ratios = [speedup for speedup in every if speedup.devices == devices]
+        epoch = seconds_text(fastest.epoch_seconds)
+        rows.append([series.workload, strategy, str(devices), epoch, str(fastest.batch), _range(ratios)])
     return rows
+
+
+def _strategy_of(cell: Cell, series: Series) -> str:
+    """As the series is named, unless the cell is another strategy's: one device is often `single`."""
+    if cell.strategy in ("", series.strategy.partition(", ")[0]):
+        return series.strategy
+    return ", ".join(filter(None, [cell.strategy, series.kin]))
 
 
 def _range(ratios: Sequence[Speedup]) -> str:
@@ -108,14 +123,22 @@ def _range(ratios: Sequence[Speedup]) -> str:
 
 def remarks_on(measurements: Sequence[Measurement]) -> list[str]:
     """What the reader must know to trust the figures: cells that brought no time, and flags on those that did."""
-    remarks = [
-        f"{each.workload}, {strategy_text(each)} on {each.devices} at batch {each.batch} is {each.status}: "
-        f"{each.reason}"
-        for each in measurements
-        if each.status != "ok"
-    ]
+    without_time: dict[tuple[str, str | None], list[Measurement]] = {}
+    for each in measurements:
+        if each.status != "ok":
+            without_time.setdefault((each.status, each.reason), []).append(each)
+    remarks = [f"{_cells(alike)} {status}: {reason}" for (status, reason), alike in without_time.items()]
     flags = Counter(flag for each in measurements for flag in each.flags)
     return remarks + [f"{count} of {len(measurements)} cells are flagged '{flag}'" for flag, count in flags.items()]
+
+
+def _cells(alike: Sequence[Measurement]) -> str:
+    """'linear, mirrored on 2 at batch 10 is', or '3 cells of conv and linear are' of several."""
+    if len(alike) == 1:
+        [each] = alike
+        return f"{each.workload}, {strategy_text(each)} on {each.devices} at batch {each.batch} is"
+    workloads = sorted({each.workload for each in alike})
+    return f"{len(alike)} cells of {listed(workloads) if len(workloads) <= 3 else f'{len(workloads)} workloads'} are"
 
 
 def page_of(
