@@ -175,9 +175,10 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
     notes += dict.fromkeys(outcome.why_streamed for outcome in outcomes if outcome.why_streamed)
     if not request.strategy.exact:
         notes.append(f"{request.strategy.name} with these options is not exact: its weights differ from one device's")
-    if outcome.footprint and outcome.footprint.norms_batches:
-        if seen := _seen_at_once(request.strategy, placement.devices, outcome.footprint.microbatches):
-            notes.append(f"batch norm sees {seen} at a time: weights differ a little from those of one device")
+    known = outcome.footprint
+    seen = _seen_at_once(request.strategy, placement.devices, known.microbatches if known else None)
+    if seen and known and known.norms_batches:
+        notes.append(f"batch norm sees {seen} at a time: weights differ a little from those of one device")
     cores = len(allowed_cores())
     if placement.oversubscribed and not under_torchrun():  # whose ranks each know their own cores only
         notes.append(
