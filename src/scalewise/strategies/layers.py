@@ -22,7 +22,7 @@ class Layers:
     one_model: ClassVar[bool] = True
 
     cut: str = ""
-    """Modules that begin the second, third, ... stage: 'encoder.3+decoder.1'; empty: where stages are balanced."""
+    """Modules that begin the second, third, ... stage, cut before each: 'encoder.3+decoder.1'; empty: balanced."""
     balance: Balance = "counted"
     """Stages are equal in counted flops and bytes, or in seconds that one device is measured to take for every part."""
 
