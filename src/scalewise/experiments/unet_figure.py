@@ -80,7 +80,7 @@ def draw_steps(ran: Mapping[str, Ran], machine: str, out: Path) -> list[Path]:
         machine,
         width=8.8,
         height=1.7 + 0.4 * len(rows),
-        subtitle="Blue: computing. Orange: messages. Grey: waiting; what came before the first device began is at the end.",
+        subtitle="Blue: computing. Orange: messages. Grey: waiting; what was before the first device began is last.",
     )
     seen: dict[str, BarContainer] = {}
     steps = {name: as_first_device_sees(each.step) for name, each in ran.items()}
