@@ -151,5 +151,13 @@ class Claimed(Normed):
     tensor_parallel: ClassVar = {"gate": "columns", "up": "columns", "down": "rows"}
 
 
+class Misnamed(Claimed):
+    tensor_parallel: ClassVar = {"gates": "columns", "down": "rows"}
+
+
+def misnamed64() -> Workload:
+    return replace(float64(), name="misnamed64", model=lambda: Misnamed().to(torch.float64))
+
+
 def claimed64() -> Workload:
     return replace(float64(), name="claimed64", model=lambda: Claimed().to(torch.float64))

@@ -25,6 +25,13 @@ def test_staleness_has_no_default_of_torch(scalewise: Run) -> None:
     assert choices["max_staleness"] == "(a number; unbounded if not given)"
 
 
+@pytest.mark.parametrize("strategy", ["layers", "pipeline", "hybrid"])
+def test_on_which_side_of_a_module_a_cut_is_made_is_said(strategy: str, scalewise: Run) -> None:
+    rows = json.loads(scalewise("list", "strategies", "--json").stdout)["strategies"]
+    [choices] = [row["choices"] for row in rows if row["name"] == strategy]
+    assert choices["cut"] == "MODULE+MODULE (each begins a stage)"
+
+
 @pytest.mark.parametrize("kind", ["strategies", "workloads", "clusters", "experiments"])
 def test_no_word_is_broken_at_80_columns(kind: str, scalewise: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def words(columns: int) -> list[str]:

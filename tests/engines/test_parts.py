@@ -151,6 +151,7 @@ def test_stages_of_a_hybrid_are_cut_where_told(tmp_path: Path, session_of: Sessi
         ("gated64", "tensor:columns=gate+up,rows=down,head_width=2", 2, "7 columns, not a multiple of head_width 2"),
         ("gated64", "tensor:columns=gate+up,rows=down,head_width=7", 2, "'gate' has 1 heads to share among 2 devices"),
         ("gated64", "tensor:columns=enter,rows=down", 2, "through element-wise functions or whole heads, into"),
+        ("misnamed64", "tensor", 2, "unknown layer of Misnamed in its tensor_parallel: 'gates' (did you mean 'gate'?)"),
         ("tied64", "tensor", 2, "tensor cannot cut '2.weight', which is the same as '0.weight'"),
         ("listed64", "sharded", 2, "'weights' is a ParameterList, which never is; put its contents into a module"),
         ("held64", "sharded", 2, "uses 'held.0.weight' without a call of 'held.0' (Linear); call that, or use"),

@@ -12,7 +12,7 @@ import torch
 from scalewise.errors import UserError
 from scalewise.experiments import unet
 from scalewise.experiments.unet import conclude
-from scalewise.experiments.unet_runs import Ran, as_measured, phases_by_rank, typical_step
+from scalewise.experiments.unet_runs import Ran, as_first_device_sees, as_measured, phases_by_rank, typical_step
 from scalewise.experiments.unet_setup import CPU, CPU_QUICK, GPU, GPU_QUICK, Setup, nearest_first
 from scalewise.experiments.unet_sweep import Spot, sweep_words
 from scalewise.experiments.unet_words import apart, comparison, headline
@@ -180,6 +180,37 @@ def test_the_step_that_is_shown_is_the_one_in_the_middle_from_0_on() -> None:
     )
     near = [replace(span, start=span.start - 0.5 * span.rank) for span in spans]
     assert [span.start for span in typical_step(Timeline(tuple(near)))] == [0.0, 0.5]
+
+
+def test_a_device_that_is_ahead_is_drawn_waiting_for_the_next_step_at_the_end_of_this_one() -> None:
+    """The second began 3 s before the first, and waited for 5."""
+    step = [
+        Span(0, "forward", 3.0, 2.0),
+        Span(0, "idle", 5.0, 3.0),
+        Span(0, "backward", 8.0, 2.0),
+        Span(1, "idle", 0.0, 5.0),
+        Span(1, "forward", 5.0, 2.0),
+    ]
+    assert [(span.rank, span.phase, span.start, span.seconds) for span in as_first_device_sees(step)] == [
+        (0, "forward", 0.0, 2.0),
+        (0, "idle", 2.0, 3.0),
+        (0, "backward", 5.0, 2.0),
+        (1, "idle", 4.0, 3.0),  # as soon as it is done
+        (1, "idle", 0.0, 2.0),
+        (1, "forward", 2.0, 2.0),
+    ]
+    behind = [Span(0, "forward", 0.0, 4.0), Span(1, "idle", 1.0, 1.0), Span(1, "forward", 2.0, 3.0)]
+    assert [(span.start, span.seconds) for span in as_first_device_sees(behind)[1:]] == [
+        (1.0, 1.0),
+        (2.0, 2.0),
+        (0.0, 1.0),
+    ]
+
+
+def test_what_a_device_computes_of_the_step_that_is_shown_is_that_steps_own() -> None:
+    shown = (Span(0, "forward", 0.0, 1.0), Span(0, "idle", 1.0, 3.0), Span(1, "forward", 0.0, 4.0))
+    ran = Ran(10.0, 4.0, ({"forward": 2.0, "idle": 2.0}, {"forward": 4.0}), 0, step=shown)
+    assert [ran.computing_shown(rank) for rank in (0, 1)] == [0.25, 1.0]
 
 
 def test_the_page_shows_its_figures_and_keeps_its_numbers(result: ExperimentResult) -> None:

@@ -15,6 +15,7 @@ from scalewise.training.request import Request
 from scalewise.verbs.outcomes import (
     curve_of,
     memory_of,
+    notes_on,
     pace_of,
     samples_per_second,
     slowest,
@@ -97,3 +98,27 @@ def test_memory_after_a_death_is_that_of_the_workers_it_was_measured_on() -> Non
     request = Request("tests.tiny:float32", strategy_of("parameter-server-async"), Settings(4))
     memory = memory_of(request, Placement(4, "cpu"), left)
     assert memory.measured_by_rank == [None, 1, None, 3]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "microbatches", "seen"),
+    [
+        ("mirrored", 4, None, "one device's samples"),
+        ("layers", 4, 1, ""),
+        ("pipeline", 4, 8, "one micro-batch"),
+        ("pipeline:schedule=gpipe,microbatches=1", 4, 1, ""),
+        ("hybrid:stages=2", 4, 8, "one micro-batch"),
+        ("hybrid:tensor=2", 4, None, "the samples of one group of devices"),
+        ("hybrid:tensor=4", 4, None, ""),
+        ("mirrored", 1, None, ""),
+    ],
+)
+def test_what_batch_norm_sees_of_a_batch_is_told_by_strategy(
+    strategy: str, devices: int, microbatches: int | None, seen: str
+) -> None:
+    outcome = Outcome("made", 10, 1, "eager", "device", 1)
+    outcome.footprint = Footprint((4,), 4, 4, 4, microbatches=microbatches, norms_batches=True)
+    request = Request("tests.tiny:float32", strategy_of(strategy), Settings(4))
+    notes = [note for note in notes_on(request, Placement(devices, "cpu"), [outcome]) if "batch norm" in note]
+    said = f"batch norm sees {seen} at a time: weights differ a little from those of one device"
+    assert notes == ([said] if seen else [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -88,3 +88,26 @@ def test_a_model_that_calls_its_stages_in_turn_is_not_run_for_that(kind: type[Pl
 def test_stages_that_leave_something_out_are_refused(kind: type[Plain]) -> None:
     with pytest.raises(UserError, match=r"\(body, head\) .*do not compute what the model does \(largest difference"):
         tried(kind)
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        (
+            lambda model: model.body,
+            "the stages of 'float64' are a Linear: stages=... must give the model's modules in a row, as in "
+            "stages=lambda model: [model.body, model.head]",
+        ),
+        (
+            lambda model: [[model.body], model.head],
+            "the stages of 'float64' name a list that is no module of the model",
+        ),
+    ],
+)
+def test_stages_that_are_no_modules_in_a_row_are_refused(
+    given: Callable[[nn.Module], Sequence[nn.Module]], answer: str
+) -> None:
+    workload = replace(float64(), model=Plain, stages=given)
+    with pytest.raises(UserError) as told:
+        chain_of(workload, workload.model())
+    assert str(told.value) == answer

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from scalewise.data.data import DataRequest
+from scalewise.errors import UserError
 from scalewise.workloads.footprint import footprint_of
-from scalewise.workloads.matrices import matrices_of, roles_of
+from scalewise.workloads.matrices import matrices_of, refuse_misnamed, roles_of
 from scalewise.workloads.resolve import resolve
 
 
@@ -72,3 +74,33 @@ def test_static_and_called_layers_agree_on_sizes() -> None:
     assert [(each.name, each.columns, each.rows) for each in called] == [
         (each.name, each.columns, each.rows) for each in still
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        (
+            {"upp": "columns", "down": "rows"},
+            "unknown layer of Said in its tensor_parallel: 'upp' (did you mean 'up'?)",
+        ),
+        ({"nope": "columns"}, "unknown layer of Said in its tensor_parallel: 'nope'; valid: up, down"),
+        ({"up": "halves"}, "unknown way to cut 'up' in the tensor_parallel of Said: 'halves'; valid: columns, rows"),
+    ],
+)
+def test_a_model_that_says_to_cut_layers_that_it_has_not_is_told_those_it_has(
+    said: dict[str, str], answer: str
+) -> None:
+    class Said(nn.Module):
+        tensor_parallel = said
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.norm, self.down = nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+    with pytest.raises(UserError) as told:
+        refuse_misnamed(nn.Sequential(Said()))
+    assert str(told.value).startswith(answer)
+
+
+def test_layers_that_there_are_may_be_said_to_be_cut() -> None:
+    refuse_misnamed(resolve("transformer:layers=1,width=16,context=8").model())

@@ -19,7 +19,7 @@ from scalewise.step.feed import Feed, kept_bytes, make_feed
 from scalewise.step.optimizers import refuse_unless_elementwise
 from scalewise.strategies.cuts import Cut
 from scalewise.strategies.tensor import Tensor as TensorStrategy
-from scalewise.workloads.matrices import is_said_by_others, matrices_of
+from scalewise.workloads.matrices import is_said_by_others, matrices_of, refuse_misnamed
 
 
 def build(strategy: TensorStrategy, job: Job) -> Engine:
@@ -32,6 +32,8 @@ def build_groups(strategy: TensorStrategy, job: Job, parts: int) -> Engine:
         raise UserError("--execution graph is not possible: steps between ranks cannot be captured; use eager or auto")
     refuse_unless_elementwise(job.optimizer, f"devices under {strategy.name}")
     model = job.workload.model()
+    if not strategy.columns:
+        refuse_misnamed(model)
     cuts = strategy.cuts(matrices_of(model), parts)
     refuse_shared(model, cuts)
     feed = make_feed(job.data, job.settings.load, job.place.device, kept_bytes(model, job.optimizer) // parts)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-from scalewise.experiments.unet_runs import NAMES, Ran
+from scalewise.experiments.unet_runs import NAMES, Ran, as_first_device_sees
 from scalewise.experiments.unet_sweep import Spot
 from scalewise.figures.phases import LOOKS
 from scalewise.figures.style import (
@@ -73,23 +73,24 @@ def _bars(axes: Axes, seconds: Mapping[str, float], title: str) -> None:
 
 @styled
 def draw_steps(ran: Mapping[str, Ran], machine: str, out: Path) -> list[Path]:
-    """One step on every device, from left to right as it went."""
+    """One step on every device, from left to right as it went, and the part of it in which the device computes."""
     rows = [(name, rank) for name in NAMES if name in ran for rank in range(len(ran[name].ranks))]
     figure, [axes] = new_figure(
         "Who works when: one step of the U-Net on every device",
         machine,
         width=8.8,
         height=1.7 + 0.4 * len(rows),
-        subtitle="Blue: computing. Orange: sending and receiving. Grey: waiting for the other device.",
+        subtitle="Blue: computing. Orange: messages. Grey: waiting; what was before the first device began is last.",
     )
     seen: dict[str, BarContainer] = {}
-    longest = max(span.start + span.seconds for each in ran.values() for span in each.step)
+    steps = {name: as_first_device_sees(each.step) for name, each in ran.items()}
+    longest = max(span.start + span.seconds for step in steps.values() for span in step)
     place, places, before = 0.0, [], ""
     for name, rank in rows:
         place += 1.4 if before and before != name else 1.0
         before = name
         places.append(place)
-        own = [span for span in ran[name].step if span.rank == rank]
+        own = [span for span in steps[name] if span.rank == rank]
         for phase in dict.fromkeys(span.phase for span in own):
             chosen = [span for span in own if span.phase == phase]
             patch = axes.barh(
@@ -104,7 +105,7 @@ def draw_steps(ran: Mapping[str, Ran], machine: str, out: Path) -> list[Path]:
             seen.setdefault(phase, patch)
         end = max((span.start + span.seconds for span in own), default=0.0)
         axes.annotate(
-            f"computes {ran[name].computing(rank):.0%}",
+            f"computes {ran[name].computing_shown(rank):.0%}",
             (end * 1e3, place),
             (5, 0),
             textcoords="offset points",
@@ -116,7 +117,7 @@ def draw_steps(ran: Mapping[str, Ran], machine: str, out: Path) -> list[Path]:
     axes.set_yticks(places, labels)
     axes.invert_yaxis()
     axes.set_xlim(0, longest * 1e3 * 1.2)
-    axes.set_xlabel("milliseconds of a step")
+    axes.set_xlabel("milliseconds since the first device began the step")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x")

@@ -43,6 +43,12 @@ class Ran:
         phases = self.ranks[rank]
         return sum(phases.get(phase, 0.0) for phase in COMPUTING) / sum(phases.values())
 
+    def computing_shown(self, rank: int) -> float:
+        """The same of the one step that is shown."""
+        own = [span for span in self.step if span.rank == rank and span.lane == "compute"]
+        computing = sum(span.seconds for span in own if span.phase in COMPUTING)
+        return computing / (sum(span.seconds for span in own) or 1.0)
+
     @property
     def computing_seconds(self) -> float:
         """Of all ranks together."""
@@ -101,6 +107,22 @@ def typical_step(timeline: Timeline) -> tuple[Span, ...]:
     one_clock = max(starts.values()) - min(starts.values()) < longest / 2
     zero = min(starts.values())
     return tuple(replace(span, start=span.start - (zero if one_clock else starts[span.rank])) for span in chosen)
+
+
+def as_first_device_sees(step: Sequence[Span]) -> list[Span]:
+    """From when the first device begins a step until it begins the next. Steps are all alike: a device that is ahead
+    does at the end of that time, for the next step, what it did before it for this one."""
+    ranks = {span.rank for span in step}
+    zero = min((span.start for span in step if span.rank == min(ranks)), default=0.0)
+    period = max((_seconds_of(step, rank) for rank in ranks), default=0.0)
+    seen: list[Span] = []
+    for span in step:
+        start, own = span.start - zero, _seconds_of(step, span.rank)
+        end = start + span.seconds
+        pieces = [(start + own, min(end, 0.0) + own), (max(start, 0.0), min(end, period))]
+        pieces.append((max(start, period) - own, end - own))
+        seen += [replace(span, start=at, seconds=until - at) for at, until in pieces if until - at > period * 1e-6]
+    return seen
 
 
 def speedup(ran: Mapping[str, Ran], strategy: str) -> float:

@@ -17,7 +17,7 @@ from scalewise.strategies.schedules import schedule_of
 from scalewise.strategies.shares import split
 from scalewise.strategies.stage_cuts import check_cut
 from scalewise.strategies.stages_plan import StagesPlan
-from scalewise.strategies.strategy import AT_LEAST, IF_NONE, Backend
+from scalewise.strategies.strategy import AT_LEAST, IF_NONE, NAMED, Backend
 from scalewise.strategies.tensor import Tensor
 
 
@@ -39,7 +39,7 @@ class Hybrid:
     """With tensor: layers to cut by rows."""
     head_width: int = 1
     """With tensor: columns that stay together in named layers."""
-    cut: str = ""
+    cut: str = field(default="", metadata={NAMED: "each begins a stage"})
     """With stages: modules that begin the second, third, ... stage, as in `pipeline`; empty: where it is balanced."""
     microbatches: int | None = field(default=None, metadata={IF_NONE: "with stages; as planned if not given"})
     """With stages: parts of a group's share of the batch."""

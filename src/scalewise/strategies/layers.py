@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from scalewise.plan import Footprint, Plan, PlanBuilder
 from scalewise.strategies.schedules import schedule_of
 from scalewise.strategies.stage_cuts import Balance, check_cut, stage_ranges
 from scalewise.strategies.stages_plan import StagesPlan
-from scalewise.strategies.strategy import Backend
+from scalewise.strategies.strategy import NAMED, Backend
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Layers:
     exact: ClassVar[bool] = True
     one_model: ClassVar[bool] = True
 
-    cut: str = ""
-    """Modules that begin the second, third, ... stage: 'encoder.3+decoder.1'; empty: where stages are balanced."""
+    cut: str = field(default="", metadata={NAMED: "each begins a stage"})
+    """Modules that begin the second, third, ... stage, cut before each: 'encoder.3+decoder.1'; empty: balanced."""
     balance: Balance = "counted"
     """Stages are equal in counted flops and bytes, or in seconds that one device is measured to take for every part."""
 

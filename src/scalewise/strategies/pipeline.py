@@ -10,7 +10,7 @@ from scalewise.strategies.filling import Filling, Shape, filling_of
 from scalewise.strategies.schedules import Kind, schedule_of
 from scalewise.strategies.stage_cuts import Balance, check_cut
 from scalewise.strategies.stages_plan import StagesPlan
-from scalewise.strategies.strategy import IF_NONE, Backend
+from scalewise.strategies.strategy import IF_NONE, NAMED, Backend
 
 INTERLEAVED_STAGES = 2
 """Stages of every device where they are interleaved."""
@@ -32,8 +32,8 @@ class Pipeline:
     interleaved: two stages on every device, for half the idle time and twice the messages."""
     checkpoint: bool = False
     """Keep only what a stage is given, and compute the rest once more for backward."""
-    cut: str = ""
-    """Modules that begin the second, third, ... stage: 'encoder.3+decoder.1'; empty: where stages are balanced."""
+    cut: str = field(default="", metadata={NAMED: "each begins a stage"})
+    """Modules that begin the second, third, ... stage, cut before each: 'encoder.3+decoder.1'; empty: balanced."""
     balance: Balance = "counted"
     """Stages are equal in counted flops and bytes, or in seconds that one device is measured to take for every part."""
 

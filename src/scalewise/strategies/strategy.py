@@ -20,6 +20,8 @@ LEAST_PIECE_MB = 0.001
 """Of what travels in pieces: below, there are more messages than bytes to send."""
 IF_NONE = "if none"
 """Key of a field's metadata: what an option that is not given amounts to."""
+NAMED = "named"
+"""Metadata of an option that names modules: what becomes of them."""
 
 
 class Strategy(Protocol):
@@ -71,7 +73,7 @@ def choices_of(kind: type[Any]) -> dict[str, str]:
             otherwise = field.metadata.get(IF_NONE, "torch's own if not given")
             told[field.name] = f"(a number; {otherwise})"
         elif hint is str:
-            told[field.name] = "MODULE+MODULE"
+            told[field.name] = "MODULE+MODULE" + (f" ({field.metadata[NAMED]})" if NAMED in field.metadata else "")
     return told
 
 

@@ -175,9 +175,10 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
     notes += dict.fromkeys(outcome.why_streamed for outcome in outcomes if outcome.why_streamed)
     if not request.strategy.exact:
         notes.append(f"{request.strategy.name} with these options is not exact: its weights differ from one device's")
-    shares_batches = placement.devices > 1 and request.strategy.name not in WHOLE_BATCHES
-    if shares_batches and outcome.footprint and outcome.footprint.norms_batches:
-        notes.append("batch norm sees one device's samples at a time: weights differ a little from those of one device")
+    known = outcome.footprint
+    seen = _seen_at_once(request.strategy, placement.devices, known.microbatches if known else None)
+    if seen and known and known.norms_batches:
+        notes.append(f"batch norm sees {seen} at a time: weights differ a little from those of one device")
     cores = len(allowed_cores())
     if placement.oversubscribed and not under_torchrun():  # whose ranks each know their own cores only
         notes.append(
@@ -198,6 +199,18 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
     for rank, share in placement.slow.items():
         notes.append(f"rank {rank} was slowed down to {share:.0%} of its core")
     return notes + _straggler(outcomes) + _idling(request, placement, outcomes)
+
+
+def _seen_at_once(strategy: Strategy, devices: int, microbatches: int | None) -> str:
+    """What a layer sees of a batch; empty where it sees all of it."""
+    if devices == 1 or strategy.name in WHOLE_BATCHES:
+        return ""
+    in_stages = isinstance(strategy, Pipeline) or (isinstance(strategy, Hybrid) and strategy.stages)
+    if in_stages and microbatches != 1:
+        return "one micro-batch"
+    if isinstance(strategy, Hybrid):
+        return "the samples of one group of devices" if devices > strategy.inside else ""
+    return "" if in_stages else "one device's samples"
 
 
 def _reached(outcomes: list[Outcome], workers: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,9 +228,15 @@ def _border(part: Part, value: Any, count: int) -> Border:
 def _declared(workload: Workload, model: nn.Module) -> tuple[Part, ...]:
     assert workload.stages is not None
     paths = {module: path for path, module in model.named_modules()}
-    modules = list(workload.stages(model))
+    given = workload.stages(model)
+    if not isinstance(given, Iterable):
+        raise UserError(
+            f"the stages of '{workload.name}' are a {type(given).__name__}: stages=... must give the model's modules "
+            "in a row, as in stages=lambda model: [model.body, model.head]"
+        )
+    modules = list(given)
     for module in modules:
-        if module not in paths:
+        if not isinstance(module, nn.Module) or module not in paths:
             raise UserError(
                 f"the stages of '{workload.name}' name a {type(module).__name__} that is no module of the model"
             )

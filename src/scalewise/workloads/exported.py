@@ -22,6 +22,7 @@ from scalewise.errors import UserError
 from scalewise.spec import unknown
 from scalewise.strategies.stage_cuts import begins_the_model
 from scalewise.workloads.chain import Part
+from scalewise.workloads.changed_buffers import Changed, watched_buffers
 from scalewise.workloads.exported_part import ExportedPart, Piece, is_evaluated_alike, tensors_of
 from scalewise.workloads.unchanged import unchanged_buffers
 from scalewise.workloads.user import users_line
@@ -46,7 +47,7 @@ def exported_chain(workload: Workload, model: nn.Module, inputs: Tensor, names: 
             valid = _layers(model) or paths
             kinds = {each: type(model.get_submodule(each)).__name__ for each in valid}
             raise unknown("module to cut at", name, valid, kinds)
-    calls = _calls(workload, model, inputs, names or paths)
+    calls, changed = _tried(workload, model, inputs, names or paths)
     if not names:
         layers = [inner for layer in _layers(model) for inner in _called(model, layer, calls)]
         calls = [name for name in calls if name in layers]
@@ -60,6 +61,7 @@ def exported_chain(workload: Workload, model: nn.Module, inputs: Tensor, names: 
     cuts = order if names else order[1:]
     if not cuts:
         raise UserError(f"'{workload.name}' cannot be cut into stages: {_too_few(layers, calls)}; {ADVICE}")
+    _refuse_lost(workload, changed, cuts)
     try:
         with _quiet():
             at = dict.fromkeys(cuts, SplitPoint.BEGINNING)
@@ -111,19 +113,34 @@ def _elements(several: nn.Module) -> Iterator[str]:
             yield name
 
 
-def _calls(workload: Workload, model: nn.Module, inputs: Tensor, names: Sequence[str]) -> list[str]:
-    """Of these modules, in order."""
+def _tried(
+    workload: Workload, model: nn.Module, inputs: Tensor, names: Sequence[str]
+) -> tuple[list[str], list[Changed]]:
+    """Calls of these modules, in order, and the buffers that the model changes."""
     calls: list[str] = []
-    with ExitStack() as hooks, torch.no_grad(), torch.random.fork_rng(devices=[]), unchanged_buffers([model]):
+    with ExitStack() as within, torch.no_grad(), torch.random.fork_rng(devices=[]), unchanged_buffers([model]):
         for name in names:
             note = _note(calls, name)
-            hooks.callback(model.get_submodule(name).register_forward_pre_hook(note).remove)
+            within.callback(model.get_submodule(name).register_forward_pre_hook(note).remove)
         try:
-            model(inputs)
+            with watched_buffers(model) as changed:
+                model(inputs)
         except Exception as error:
             message = " ".join(str(error).split())
             raise UserError(f"'{workload.name}' fails on its own data: {type(error).__name__}: {message}") from error
-    return calls
+    return calls, changed
+
+
+def _refuse_lost(workload: Workload, changed: Sequence[Changed], cuts: Sequence[str]) -> None:
+    """What a module changes of its own stays right in place, and where no cut goes through that module."""
+    for each in changed:
+        divided = [name for name in cuts if not each.owner or name.startswith(f"{each.owner}.")]
+        if divided or each.forgotten:
+            why = f"in a module that is cut at '{divided[0]}'" if divided else "by putting another tensor in its place"
+            raise UserError(
+                f"'{workload.name}' cannot be cut into stages: its forward changes the buffer '{each.name}' {why}; "
+                f"change it in place, as copy_ does, in a module that is not cut; or {ADVICE}"
+            )
 
 
 def _note(calls: list[str], name: str) -> Any:

@@ -11,7 +11,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from scalewise.plan import Matrix
+from scalewise.spec import unknown
 
+WAYS = ("columns", "rows")
 CUTTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BY_ELEMENT = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardtanh,
@@ -53,6 +55,19 @@ def roles_of(model: nn.Module) -> dict[str, Role]:
                 group = _join(path, first)
                 roles |= {group: Role("columns", group), _join(path, second): Role("rows", group)}
     return roles
+
+
+def refuse_misnamed(model: nn.Module) -> None:
+    """A `tensor_parallel` of layers that there are not, or of other ways to cut them than there are."""
+    for module in model.modules():
+        kind = type(module).__name__
+        layers = dict(module.named_modules())
+        for name, way in (getattr(type(module), "tensor_parallel", None) or {}).items():
+            if name not in layers:
+                valid = [path for path, layer in layers.items() if path and can_be_cut(layer)]
+                raise unknown(f"layer of {kind} in its tensor_parallel:", name, valid)
+            if way not in WAYS:
+                raise unknown(f"way to cut '{name}' in the tensor_parallel of {kind}:", way, WAYS)
 
 
 def is_said_by_others(model: nn.Module) -> bool:
