@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import groupby
+from typing import NamedTuple
 
 from scalewise.clusters.cluster import Cluster, Device
 from scalewise.errors import UserError
+
+
+class Run(NamedTuple):
+    """Hosts in a row with as many workers each."""
+
+    host: int
+    """The first, and its first rank."""
+    rank: int
+    hosts: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -30,16 +43,43 @@ class Layout:
         if rank >= self.workers:
             server = rank - self.workers
             return self.hosts + server if self.servers_apart else server % self.hosts
-        if self._alike:
-            return rank // self.per_host[0]
-        return next(host for host, end in enumerate(accumulate(self.per_host)) if rank < end)
+        run = self.runs[bisect_right(self.runs, rank, key=lambda each: each.rank) - 1]
+        return run.host + (rank - run.rank) // run.size
 
     def first_of(self, host: int) -> int:
-        return host * self.per_host[0] if self._alike else sum(self.per_host[:host])
+        run = self.runs[bisect_right(self.runs, host, key=lambda each: each.host) - 1]
+        return run.rank + (host - run.host) * run.size
 
     @cached_property
-    def _alike(self) -> bool:
-        return len(set(self.per_host)) == 1
+    def runs(self) -> tuple[Run, ...]:
+        """However many hosts there are, most are alike."""
+        found: list[Run] = []
+        host = rank = 0
+        for size, alike in groupby(self.per_host):
+            hosts = len(list(alike))
+            found.append(Run(host, rank, hosts, size))
+            host, rank = host + hosts, rank + hosts * size
+        return tuple(found)
+
+    def alike_hosts(self, first: int, end: int, apart: int) -> Iterator[tuple[int, int, int]]:
+        """(host, how many of its ranks, how many hosts like it) of ranks in a row; `apart` is like no other."""
+        start, stop = self.host_of(first), self.host_of(end - 1) + 1
+        seen: dict[tuple[int, bool], tuple[int, int]] = {}
+        for run in self.runs:
+            low, high = max(run.host, start), min(run.host + run.hosts, stop)
+            if low >= high:
+                continue
+            named = {host for host in (low, high - 1, apart) if low <= host < high}  # the rest have all their ranks
+            looked_at = [(host, 1) for host in named]
+            if rest := high - low - len(named):
+                looked_at.append((next(host for host in range(low, high) if host not in named), rest))
+            for host, count in sorted(looked_at):
+                rank = self.first_of(host)
+                here = min(end, rank + run.size) - max(first, rank)
+                known, number = seen.get((here, host == apart), (host, 0))
+                seen[here, host == apart] = known, number + count
+        for (here, _), (host, number) in seen.items():
+            yield host, here, number
 
     def place_of(self, rank: int) -> int | None:
         """Among its host's devices; None for a server, which works in the host's memory."""

@@ -219,12 +219,6 @@ class Traffic:
     def _hosts(self, send: Send, count: int) -> Iterator[tuple[int, int, int, int]]:
         """(host, its first rank, how many of its ranks, how many hosts like it) of alike sends."""
         layout = self.network.layout
-        first, end = min(send.source, send.target), min(send.source, send.target) + count
-        inside = layout.host_of(max(send.source, send.target))
-        seen: dict[tuple[int, bool], list[int]] = {}
-        for host in range(layout.host_of(first), layout.host_of(end - 1) + 1):
-            start = layout.first_of(host)
-            here = min(end, start + layout.per_host[host]) - max(first, start)
-            seen.setdefault((here, host == inside), []).append(host)
-        for (here, _), hosts in seen.items():
-            yield hosts[0], max(first, layout.first_of(hosts[0])), here, len(hosts)
+        first, inside = min(send.source, send.target), layout.host_of(max(send.source, send.target))
+        for host, here, alike in layout.alike_hosts(first, first + count, inside):
+            yield host, max(first, layout.first_of(host)), here, alike

@@ -101,13 +101,17 @@ def _ring(network: Network, ranks: int) -> _Ring:
 def _edges(network: Network, ranks: int) -> Iterator[tuple[int, int, int]]:
     """(from, to, how many like it)."""
     layout = network.layout
-    few = layout.hosts <= FEW_HOSTS
-    seen: dict[tuple[int, int], int] = {}
-    taking_part = layout.per_host[: layout.host_of(ranks - 1) + 1]
-    for host, count in enumerate(taking_part):
-        seen.setdefault((count, host if few else 0), host)
-    for (count, _), host in seen.items():
-        first, alike = layout.first_of(host), 1 if few else taking_part.count(count)
+    taking_part = layout.host_of(ranks - 1) + 1
+    if layout.hosts <= FEW_HOSTS:
+        chosen = [(host, layout.per_host[host], 1) for host in range(taking_part)]
+    else:
+        by_size: dict[int, tuple[int, int]] = {}
+        for run in layout.runs:
+            host, number = by_size.get(run.size, (run.host, 0))
+            by_size[run.size] = host, number + max(0, min(run.hosts, taking_part - run.host))
+        chosen = [(host, size, number) for size, (host, number) in by_size.items() if number]
+    for host, count, alike in chosen:
+        first = layout.first_of(host)
         for rank in range(first, min(first + count, ranks)):
             yield rank, (rank + 1) % ranks, alike
 
