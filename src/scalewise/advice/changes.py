@@ -63,7 +63,7 @@ def _other_strategies(
         strategy: Strategy = kind()
         open_question = strategy.exact and not {name, twin_of(strategy, made.devices)} & {*looked_at, "single"}
         within = open_question and reaches(strategy, predictor.cluster, made.devices)
-        seconds = _seconds(predictor, strategy, made.devices, made.batch) if within else None
+        seconds = seconds_if_it_fits(predictor, strategy, made.devices, made.batch) if within else None
         if seconds is not None and seconds < (best[0] if best else made.seconds):
             best = seconds, strategy_text(strategy)
     if best:
@@ -76,7 +76,7 @@ def _mirrored(predictor: Predictor, made: Prediction, one: float | None) -> Iter
         (f"mirrored with buckets of {LARGE_MB:g} MB", Mirrored(bucket_MB=LARGE_MB)),
     ]
     for what, strategy in options:
-        seconds = _seconds(predictor, strategy, made.devices, made.batch)
+        seconds = seconds_if_it_fits(predictor, strategy, made.devices, made.batch)
         if seconds is not None:
             yield Change(what, _over(one, seconds), seconds, strategy.exact)
 
@@ -85,7 +85,7 @@ def _larger_batch(predictor: Predictor, several: Row, one: float | None) -> Iter
     """Over one device at that batch; at the one asked about where it has no room for more."""
     made = several.prediction
     batch = TIMES * made.batch
-    larger = _seconds(predictor, made.strategy, made.devices, batch)
+    larger = seconds_if_it_fits(predictor, made.strategy, made.devices, batch)
     if larger is None:
         return
     each = -(-batch // several.shares)
@@ -124,7 +124,7 @@ def _over(one: float | None, seconds: float) -> float | None:
     return None if one is None else one / seconds
 
 
-def _seconds(predictor: Predictor, strategy: Strategy, devices: int, batch: int) -> float | None:
+def seconds_if_it_fits(predictor: Predictor, strategy: Strategy, devices: int, batch: int) -> float | None:
     """None where the strategy cannot be laid out so, or does not fit."""
     try:
         made = predictor.predict(strategy, devices, batch, samples=batch)

@@ -6,11 +6,10 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import accumulate
 
 from scalewise.clusters.cluster import Device
 from scalewise.errors import UserError
-from scalewise.prediction.footprint import footprint_of
+from scalewise.prediction.footprint import done_by_flops, footprint_of
 from scalewise.published.models import LAYERS, SAMPLES, outlined_profile
 from scalewise.results.profile import LayerCost, ProfileDocument, StepCost
 
@@ -61,12 +60,8 @@ def given_profile(outline: ProfileDocument, device: Device, step_time: tuple[flo
 
 def ready_by_flops(names: Sequence[str], layers: Sequence[LayerCost]) -> tuple[float, ...]:
     """Part of backward after which each parameter's gradient is there: when its layer is done."""
-    total = sum(layer.flops for layer in layers)
-    if not total:
-        return ()
-    done = accumulate(layer.flops / total for layer in reversed(layers))
-    ends = dict(zip((layer.name for layer in reversed(layers)), done, strict=True))
-    return tuple(ends.get(name.rpartition(".")[0], 1.0) for name in names)
+    ends = {layer.name: done for layer, done in done_by_flops(layers)}
+    return tuple(ends.get(name.rpartition(".")[0], 1.0) for name in names) if ends else ()
 
 
 def published_profile(model: str, device: Device, step_time: tuple[float, int]) -> ProfileDocument:

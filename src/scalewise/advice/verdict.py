@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalewise.advice.break_even import BreakEven, break_even
-from scalewise.advice.changes import Change, changes_of
+from scalewise.advice.changes import Change, changes_of, seconds_if_it_fits
 from scalewise.advice.reason import Reason
 from scalewise.advice.rows import Row
 from scalewise.prediction.predict import Bottleneck, Predictor
@@ -73,17 +73,16 @@ def verdict_of(predictor: Predictor, rows: Sequence[Row]) -> Verdict:
 
 
 def _smaller_that_fits(predictor: Predictor, rows: Sequence[Row]) -> tuple[int, Row] | None:
-    """Half the batch, or a quarter, ..., and who has room for it with the fewest bytes."""
+    """Half the batch, or a quarter, ..., and who is quickest with it."""
     batch = rows[0].prediction.batch // 2
     while batch:
-        tried = [
-            (predictor.predict(made.strategy, made.devices, batch, samples=batch), row)
-            for row in rows
-            if batch >= (made := row.prediction).devices
-        ]
-        fitting = [(made.memory_bytes, number) for number, (made, _) in enumerate(tried) if made.fits]
-        if fitting:
-            return batch, tried[min(fitting)[1]][1]
+        found: list[tuple[float, int]] = []
+        for number, row in enumerate(rows):
+            seconds = seconds_if_it_fits(predictor, row.prediction.strategy, row.prediction.devices, batch)
+            if seconds is not None:
+                found.append((seconds, number))
+        if found:
+            return batch, rows[min(found)[1]]
         batch //= 2
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
@@ -11,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from scalewise.errors import UserError, in_our_words
 from scalewise.plan import Footprint, Section
-from scalewise.results.profile import ProfileDocument
+from scalewise.results.profile import LayerCost, ProfileDocument
 
 
 def footprint_of(profile: ProfileDocument) -> Footprint:
@@ -84,9 +85,12 @@ def _measured(profile: ProfileDocument, count: int) -> tuple[float, ...]:
 
 
 def _by_flops(profile: ProfileDocument) -> tuple[float, ...]:
-    backward = list(reversed(profile.layers))
+    return tuple(done for layer, done in done_by_flops(profile.layers) if layer.parameter_bytes)
+
+
+def done_by_flops(layers: Sequence[LayerCost]) -> list[tuple[LayerCost, float]]:
+    """From the last to the first, with the part of backward after which it is through; none where flops are unknown."""
+    backward = list(reversed(layers))
     total = sum(layer.flops for layer in backward)
-    if not total:
-        return ()
     done = accumulate(layer.flops for layer in backward)
-    return tuple(flops / total for layer, flops in zip(backward, done, strict=True) if layer.parameter_bytes)
+    return [(layer, flops / total) for layer, flops in zip(backward, done, strict=True)] if total else []
