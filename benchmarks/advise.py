@@ -1,7 +1,7 @@
-"""How quick predictions are: the study's whole grid over all strategies, thousands of devices, a model of one's own.
+"""Speed of predictions: the study's whole grid with all strategies, thousands of devices, and a user's own model.
 
-python benchmarks/advise.py             # predictions: CPU seconds of this process, the best of three
-python benchmarks/advise.py resnet50    # from nothing to a verdict on this machine: wall seconds of one command
+python benchmarks/advise.py             # predictions: CPU seconds of this process, best of three
+python benchmarks/advise.py resnet50    # `scalewise advise` on a user's model, without and with a cache: wall seconds
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from time import perf_counter, process_time
 
 from palm import BF16, CHIPS, SEQUENCES, SHARING, TOKENS, WIDTH
 from palm import profile as palm_profile
-from scalewise.advice.rows import strategy_text
-from scalewise.clusters.catalogue import cluster_of
-from scalewise.errors import UserError
-from scalewise.plan import Section
-from scalewise.prediction.footprint import footprint_of
-from scalewise.prediction.predict import Predictor
-from scalewise.published.stevens import MODELS, stevens_profile
-from scalewise.results.profile import ProfileDocument
+from scalewise.core.errors import UserError
+from scalewise.formats.profile import ProfileDocument
+from scalewise.hardware.catalogue import cluster_of
+from scalewise.predict.memory import profile_footprint
+from scalewise.predict.predictor import Predictor
+from scalewise.published.stevens import STUDY_MODELS, stevens_profile
 from scalewise.strategies.hybrid import Hybrid
-from scalewise.strategies.registry import STRATEGIES, strategy_of
+from scalewise.strategies.plan import Section
+from scalewise.strategies.registry import STRATEGIES, strategy_of, strategy_text
 
 BATCHES = (10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600)
 EXAMPLE = Path(__file__).parents[1] / "examples" / "resnet50.py"
 
 
 def grid() -> int:
-    """2 models x 12 batches x 4 counts; with their epochs' short last steps. Those that cannot be cut have no cell."""
+    """Predict 2 models x 12 batches x 4 device counts with every strategy; return the number of cells.
+
+    Cells that a strategy refuses are not counted.
+    """
     cluster = cluster_of("4x-gtx-1080-ti")
     cells = 0
-    for workload in MODELS:
+    for workload in STUDY_MODELS:
         predictor = Predictor(stevens_profile(workload), cluster)
         for name in STRATEGIES:
             for devices in (1, 2, 3, 4) if name != "single" else (1,):
@@ -50,34 +52,34 @@ def grid() -> int:
 
 
 def many(devices: int, strategy: str) -> Callable[[], int]:
-    def predicted() -> int:
+    def predict() -> int:
         cluster = cluster_of(f"8 x a100-nvlink, {devices // 8} hosts, infiniband-200")
         profile = stevens_profile("linear")
         Predictor(profile, cluster).predict(strategy_of(strategy), devices, 10 * devices)
         return 1
 
-    return predicted
+    return predict
 
 
 def hybrid(devices: int, strategy: Hybrid, profile: ProfileDocument) -> Callable[[], int]:
-    """PaLM's layers, eight GPUs of a host to a model."""
+    """Prediction of PaLM's layers, with one model replica on the eight GPUs of a host."""
 
-    def predicted() -> int:
+    def predict() -> int:
         cluster = cluster_of(f"8 x a100-nvlink, {devices // 8} hosts, infiniband-200")
         Predictor(profile, cluster).predict(strategy, devices, 32 * devices)
         return 1
 
-    return predicted
+    return predict
 
 
 def staged() -> ProfileDocument:
-    """PaLM with a place to cut after every matrix."""
+    """Profile of PaLM in which a stage may end after every matrix."""
     profile = palm_profile(0.7)
-    footprint = footprint_of(profile)
+    footprint = profile_footprint(profile)
     passed = TOKENS * WIDTH * BF16
     sections = tuple(
-        Section(each.name, each.flops, BF16 * each.columns * each.rows, passed, (passed,), (passed,))
-        for each in footprint.matrices
+        Section(layer.name, layer.flops, BF16 * layer.columns * layer.rows, passed, (passed,), (passed,))
+        for layer in footprint.matrices
     )
     return profile.model_copy(update={"footprint": asdict(replace(footprint, sections=sections))})
 
@@ -110,20 +112,20 @@ def predictions() -> None:
 
 
 def own_model() -> None:
-    """Nothing is cached: links and profile are measured."""
+    """Time `scalewise advise` on a ResNet-50: first with an empty cache, then with the cache."""
     command = [sys.executable, "-m", "scalewise", "advise", f"{EXAMPLE}:resnet50", "--input", "3x224x224"]
     with TemporaryDirectory() as cache:
-        for what in ("nothing kept from before", "asked again"):
-            begun = perf_counter()
-            said = subprocess.run(
+        for run in ("empty cache", "cached"):
+            started = perf_counter()
+            process = subprocess.run(
                 [*command, "--classes", "1000"],
                 env={**os.environ, "XDG_CACHE_HOME": cache},
                 capture_output=True,
                 text=True,
                 check=True,
             )
-            print(f"a ResNet-50 of one's own, {what}: {perf_counter() - begun:.1f} s")
-    print(said.stdout)
+            print(f"a user's ResNet-50, {run}: {perf_counter() - started:.1f} s")
+    print(process.stdout)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Our ring all-reduce beside gloo's own, in one run on the same ranks, repeats interleaved.
+"""Scalewise's ring all-reduce compared with gloo's all-reduce, on the same ranks in the same run.
 
     python benchmarks/allreduce.py                          # 2 and 4 CPU ranks, 4 KB to 48 MB
-    python benchmarks/allreduce.py --hosts 2 --link 1gbit   # 48 MB between two rehearsed hosts, in percent of its rate
+    python benchmarks/allreduce.py --hosts 2 --link 1gbit   # 48 MB between two emulated hosts, in percent of the link
 
-The two take turns, call by call, and ranks meet before each; a call lasts from the last rank's start to the last
-rank's end. Bandwidth is the tensor's bytes by seconds; a ratio above 1 is ours ahead. Medians count. The lower quartile
-stands before them, for a busy machine; between two ranks calls are of two kinds, depending on whether threads happen to
-be awake, and the lower quartile may fall among either.
+Calls of the two alternate, with a barrier before each. A call lasts from the last rank's start to the last rank's end.
+Bandwidth is the tensor's bytes per second. A ratio above 1 means that Scalewise is faster. The result is judged by the
+medians. The lower quartile is shown for busy machines. Between two ranks it is less reliable, because calls are faster
+or slower depending on whether the threads are awake.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from scalewise.results.units import bytes_text, seconds_text
-from scalewise.session.hardware import cpu_name
-from scalewise.session.hosts import parse_link
-from scalewise.session.placement import Placement
-from scalewise.session.session import Session
-from scalewise.session.worker import Worker
-from scalewise.step.ring import RingAllReduce
+from scalewise.core.units import bytes_text, seconds_text
+from scalewise.launch.devices import cpu_name
+from scalewise.launch.emulated_hosts import parse_link
+from scalewise.launch.placement import Placement
+from scalewise.launch.session import Session
+from scalewise.launch.worker import Worker
+from scalewise.runtime.ring_all_reduce import RingAllReduce
 
 KB, MB = 2**10, 2**20
 SIZES_BYTES = [4 * KB, 16 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 16 * MB, 48 * MB]
@@ -45,14 +45,14 @@ QUIET_LOAD = 0.3
 
 @dataclass(frozen=True)
 class Row:
-    """One size on so many ranks; seconds of the lower quartile, then of the median."""
+    """One tensor size on a number of ranks. Seconds are (lower quartile, median)."""
 
     ranks: int
     bytes: int
     ours_seconds: tuple[float, float]
     gloo_seconds: tuple[float, float]
     line_seconds: float | None
-    """What the line alone would need for what a rank has to send."""
+    """Seconds in which the link transfers the bytes that a rank sends; None on loopback."""
 
     @property
     def ratios(self) -> tuple[float, float]:
@@ -71,14 +71,14 @@ class Row:
 
 
 def both(_worker: Worker, size_bytes: int, repeats: int) -> dict[str, list[tuple[float, float]]]:
-    """When each call began and ended on this rank, by a clock that all ranks share; warm-up calls are only checked."""
+    """Start and end of every call on this rank, by a clock that all ranks share; warm-up calls are only verified."""
     flat = torch.empty(size_bytes // 4)
     calls: dict[str, Callable[[Tensor], object]] = {"ours": RingAllReduce(), "gloo": dist.all_reduce}
     spans: dict[str, list[tuple[float, float]]] = {which: [] for which in calls}
     for repeat in range(-WARM_UP, repeats):
         for which, call in calls.items():
             flat.fill_(1.0)
-            dist.barrier()  # else a call would begin with what the other kind left ranks apart
+            dist.barrier()  # otherwise ranks would start a call as far apart as the previous call left them
             started = perf_counter()
             call(flat)
             ended = perf_counter()
@@ -103,7 +103,7 @@ def measure(session: Session, size_bytes: int, repeats: int) -> Row:
 
 
 def verdict(row: Row) -> str:
-    """What ours is, by the median: '12 % faster', '2.4 times as fast'."""
+    """Describe the ratio of the medians: '12 % faster', '2.4 times as fast'."""
     ratio, percent = row.ratios[1], 100 * abs(row.ratios[1] - 1)
     if percent < 1:
         return "as fast"
@@ -117,14 +117,14 @@ def show(console: Console, rows: list[Row]) -> None:
     titles = [
         "ranks",
         "size",
-        "ours MB/s",
+        "quartile: ring MB/s",
         "gloo MB/s",
         "ratio",
-        "median: ours",
-        "gloo",
+        "median: ring MB/s",
+        "gloo MB/s",
         "ratio",
-        "ours is",
-        "of the line",
+        "ring is",
+        "of the link",
     ]
     for title in titles if rows[0].line_seconds is not None else titles[:-1]:
         table.add_column(title, justify="right")
@@ -145,26 +145,27 @@ def conclude(console: Console, rows: list[Row]) -> None:
     if rows[0].line_seconds is not None:
         worst = min(rows, key=lambda row: row.line_percent or 0)
         console.print(
-            f"{bytes_text(worst.bytes)} took {seconds_text(worst.ours_seconds[1])} where the line alone needs "
-            f"{seconds_text(worst.line_seconds or 0)}: {worst.line_percent:.1f} % of its rate "
-            f"(wanted: {LEAST_LINE_PERCENT} % or better)"
+            f"{bytes_text(worst.bytes)} took {seconds_text(worst.ours_seconds[1])}, the link alone needs "
+            f"{seconds_text(worst.line_seconds or 0)}: {worst.line_percent:.1f} % of its bandwidth "
+            f"(target: at least {LEAST_LINE_PERCENT} %)"
         )
         return
     if judged := [row for row in rows if row.bytes >= JUDGED_FROM_BYTES]:
         worst, best = (choose(judged, key=lambda row: row.ratios[1]) for choose in (min, max))
         console.print(
-            f"from {bytes_text(JUDGED_FROM_BYTES)} on ours has {worst.ratios[1]:.2f} to {best.ratios[1]:.2f} of gloo's "
-            f"bandwidth (wanted: {LEAST_RATIO} or better); least at {bytes_text(worst.bytes)} on {worst.ranks} ranks"
+            f"from {bytes_text(JUDGED_FROM_BYTES)} on, the ring has {worst.ratios[1]:.2f} to {best.ratios[1]:.2f} "
+            f"times gloo's bandwidth (target: at least {LEAST_RATIO}); lowest at {bytes_text(worst.bytes)} on "
+            f"{worst.ranks} ranks"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", help="numbers of ranks; 2,4, or as many as there are hosts")
-    parser.add_argument("--size-KB", help="sizes; 4 to 49152 (48 MB), or 49152 alone between hosts")
-    parser.add_argument("--repeats", type=int, help="60, or 10 between hosts; five times as many up to 4 MB")
-    parser.add_argument("--hosts", type=int, default=1, help="rehearsed hosts, joined by --link")
-    parser.add_argument("--link", help="for example 1gbit")
+    parser.add_argument("--devices", help="comma-separated numbers of ranks; default 2,4, or the number of hosts")
+    parser.add_argument("--size-KB", help="comma-separated sizes; default 4 to 49152 (48 MB), between hosts 49152 only")
+    parser.add_argument("--repeats", type=int, help="default 60, between hosts 10; five times as many up to 4 MB")
+    parser.add_argument("--hosts", type=int, default=1, help="emulated hosts, connected by --link")
+    parser.add_argument("--link", help="bandwidth of the links between hosts, for example 1gbit")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     shaped = options.hosts > 1
@@ -179,7 +180,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     console.print(f"{os.cpu_count()} cores of {cpu_name()}, torch {torch.__version__}; load before the run {load:.2f}")
     if load > QUIET_LOAD:
-        console.print("[yellow]the machine is busy: bandwidths are too low, and ratios uncertain[/yellow]")
+        console.print("[yellow]the machine is busy: bandwidths are too low and ratios are uncertain[/yellow]")
     rows = []
     for count in devices:
         with Session(Placement(count, "cpu", options.hosts, options.link)) as session:

@@ -1,10 +1,10 @@
-"""Asynchronous beside synchronous parameter servers: the loss at equal samples, and what a straggler costs.
+"""Asynchronous compared with synchronous parameter servers: loss after equal samples, and the cost of a straggler.
 
     python benchmarks/asynchronous.py losses --device-kind slice   # both speech models, 4 workers
     python benchmarks/asynchronous.py straggler                    # U-Net, 2 CPU workers, one at half speed
 
-Losses are means over the last epoch's samples, each before its update. Throughput is in samples per second of wall time
-after the warm-up, of both alike; runs with and without the straggler take turns.
+Losses are means over the samples of the last epoch, each before its update. Throughput is samples per second of wall
+time after the warm-up. Runs with and without the straggler alternate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import scalewise
-from scalewise.results.train import TrainResult
+from scalewise.formats.train_result import TrainResult
 
 SYNCHRONOUS, ASYNCHRONOUS = "parameter-server", "parameter-server-async"
 MOST_DIFFERENCE = 0.10
@@ -43,12 +43,12 @@ def losses(
     for name in ("workload", "epochs", "batch", "seed", "synchronous", "asynchronous", "difference", "staleness"):
         table.add_column(name, justify="right")
     for workload in workloads:
-        found: dict[str, list[float]] = {SYNCHRONOUS: [], ASYNCHRONOUS: []}
+        losses_by_strategy: dict[str, list[float]] = {SYNCHRONOUS: [], ASYNCHRONOUS: []}
         settings = workload, str(epochs), str(batch)
         for seed in seeds:
             row: dict[str, object] = {"workload": workload, "epochs": epochs, "batch": batch, "seed": seed}
-            stale = ""
-            for strategy, reached in found.items():
+            staleness = ""
+            for strategy, final_losses in losses_by_strategy.items():
                 started = perf_counter()
                 result = scalewise.train(
                     workload,
@@ -61,33 +61,34 @@ def losses(
                     seed=seed,
                 )
                 row[strategy] = last_epoch(result, epochs)
-                reached.append(last_epoch(result, epochs))
+                final_losses.append(last_epoch(result, epochs))
                 seconds = perf_counter() - started
-                console.print(f"  {workload}, {strategy}: {reached[-1]:.4f} in {seconds:.0f} s", style="dim")
+                console.print(f"  {workload}, {strategy}: {final_losses[-1]:.4f} in {seconds:.0f} s", style="dim")
                 if result.staleness:
                     row["staleness"] = asdict(result.staleness)
-                    stale = f"{result.staleness.mean:.2f}, at most {result.staleness.max}"
+                    staleness = f"{result.staleness.mean:.2f}, at most {result.staleness.max}"
             rows.append(row)
-            table.add_row(*settings, str(seed), *_compared(*(reached[-1] for reached in found.values())), stale)
-        table.add_row(*settings, "mean", *_compared(*map(mean, found.values())), end_section=True)
+            of_seed = (final_losses[-1] for final_losses in losses_by_strategy.values())
+            table.add_row(*settings, str(seed), *_difference(*of_seed), staleness)
+        table.add_row(*settings, "mean", *_difference(*map(mean, losses_by_strategy.values())), end_section=True)
     console.print(table)
-    console.print(f"wanted: asynchronous no more than {MOST_DIFFERENCE:.0%} above synchronous, in the mean over seeds")
+    console.print(f"target: asynchronous at most {MOST_DIFFERENCE:.0%} above synchronous, in the mean over seeds")
     return rows
 
 
-def _compared(synchronous: float, asynchronous: float) -> tuple[str, str, str]:
+def _difference(synchronous: float, asynchronous: float) -> tuple[str, str, str]:
     return f"{synchronous:.4f}", f"{asynchronous:.4f}", f"{asynchronous / synchronous - 1:+.1%}"
 
 
 def last_epoch(result: TrainResult, epochs: int) -> float:
-    """The mean over the samples of the last of so many epochs."""
+    """Mean loss over the samples of the last epoch of a run of `epochs` epochs."""
     total = sum(samples for _, _, samples in result.curve)
-    left, weighted = total / epochs, 0.0
+    remaining, weighted_sum = total / epochs, 0.0
     for _, loss, samples in reversed(result.curve):
-        taken = min(samples, left)
-        weighted += loss * taken
-        left -= taken
-    return weighted / (total / epochs)
+        counted = min(samples, remaining)
+        weighted_sum += loss * counted
+        remaining -= counted
+    return weighted_sum / (total / epochs)
 
 
 def straggler(workload: str, repeats: int, steps: int, console: Console) -> dict[str, object]:
@@ -102,25 +103,27 @@ def straggler(workload: str, repeats: int, steps: int, console: Console) -> dict
                 name = f"{strategy}{', one at half speed' if slow else ''}"
                 rates.setdefault(name, []).append(result.samples_per_second)
         console.print(f"  round {repeat + 1} of {repeats}", style="dim")
-    found = {name: median(each) for name, each in rates.items()}
+    medians = {name: median(values) for name, values in rates.items()}
     kept = {
-        strategy: found[f"{strategy}, one at half speed"] / found[strategy] for strategy in (SYNCHRONOUS, ASYNCHRONOUS)
+        strategy: medians[f"{strategy}, one at half speed"] / medians[strategy]
+        for strategy in (SYNCHRONOUS, ASYNCHRONOUS)
     }
-    # Two equal workers give 2; with one at half speed the devices can give 1.5.
+    # With one of two workers at half speed, the devices can reach at most 1.5 / 2 of their throughput.
     of_possible = {strategy: share / 0.75 for strategy, share in kept.items()}
     table = Table(title=f"{workload}, 2 workers, samples per second", title_justify="left")
-    for name in ("", "equal", "one at half speed", "kept", "of what the devices can give"):
+    for name in ("strategy", "equal speed", "one at half speed", "kept", "of the possible"):
         table.add_column(name, justify="right")
     for strategy in (SYNCHRONOUS, ASYNCHRONOUS):
         table.add_row(
-            strategy, f"{found[strategy]:.0f}", f"{found[f'{strategy}, one at half speed']:.0f}",
+            strategy, f"{medians[strategy]:.0f}", f"{medians[f'{strategy}, one at half speed']:.0f}",
             f"{kept[strategy]:.0%}", f"{of_possible[strategy]:.0%}",
         )  # fmt: skip
     console.print(table)
-    console.print(f"wanted: asynchronous keeps at least {LEAST_THROUGHPUT:.0%} of what the devices can give")
+    console.print(f"target: asynchronous keeps at least {LEAST_THROUGHPUT:.0%} of the possible throughput")
     if max(of_possible.values()) > 1.05:
         console.print(
-            "above 100 %: workers on equal devices had no whole cores; on an idle machine with one more, they do"
+            "above 100 %: the runs at equal speed had less than a whole core per worker; repeat on an idle machine "
+            "with at least one core more than workers"
         )
     return {"samples_per_second": rates, "kept": kept, "of_possible": of_possible}
 
@@ -128,27 +131,27 @@ def straggler(workload: str, repeats: int, steps: int, console: Console) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["losses", "straggler"])
-    parser.add_argument("--workload", help="a comma list; linear,conv for losses, unet for the straggler")
+    parser.add_argument("--workload", help="comma-separated; default linear,conv for losses, unet for straggler")
     parser.add_argument("--device-kind", default="cpu")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--samples", type=int)
-    parser.add_argument("--seed", default="0,1,2", help="a comma list")
+    parser.add_argument("--seed", default="0,1,2", help="comma-separated seeds")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    given = parser.parse_args()
+    options = parser.parse_args()
     console = Console()
     console.print(f"torch {torch.__version__}; load before the run {os.getloadavg()[0]:.2f}")
-    found: object
-    if given.what == "losses":
-        workloads = (given.workload or "linear,conv").split(",")
-        seeds = [int(seed) for seed in given.seed.split(",")]
-        found = losses(workloads, given.device_kind, given.epochs, given.batch, given.samples, seeds, console)
+    figures: object
+    if options.what == "losses":
+        workloads = (options.workload or "linear,conv").split(",")
+        seeds = [int(seed) for seed in options.seed.split(",")]
+        figures = losses(workloads, options.device_kind, options.epochs, options.batch, options.samples, seeds, console)
     else:
-        found = straggler(given.workload or "unet", given.repeats, given.steps, console)
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1))
+        figures = straggler(options.workload or "unet", options.repeats, options.steps, console)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""A model whose weights do not fit the device: what `single` says, and how `central-storage` trains it.
+"""Train a model whose weights do not fit the device: `single` must fail, `central-storage` must train it.
 
-    python benchmarks/central_storage.py                                  # 2 GB of weights, a device capped at 1 GB
+    python benchmarks/central_storage.py                                  # 2 GB of weights, a memory limit of 1 GB
     python benchmarks/central_storage.py --parameters 64000000 --limit-GB 0.3 --steps 5
-    python benchmarks/central_storage.py --device-kind cpu --parameters 2000000     # a rehearsal; nothing is capped
+    python benchmarks/central_storage.py --device-kind cpu --parameters 2000000     # without a limit, to try the script
 
-Every run is a process of its own, because the cap (SCALEWISE_MEMORY_LIMIT_GB) and the peak are the process's. The
-uncapped single device is the reference for losses and seconds. Exits with 1 if what the runs must show is not so.
+Every run is a separate process, because the limit (SCALEWISE_MEMORY_LIMIT_GB) and the peak memory belong to a process.
+A single device without a limit is the reference for losses and seconds. Exits with 1 if a run does not behave as
+expected.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from rich.console import Console
 from rich.table import Table
 
 import scalewise
-from scalewise.session.hardware import device_name
-from scalewise.step.room import MEMORY_LIMIT
+from scalewise.launch.devices import device_name
+from scalewise.runtime.device_memory import MEMORY_LIMIT
 
 LAYERS = 32
 LEARNING_RATE = 1e-5
-"""Deep and wide layers move far with every step of Adam."""
+"""Small, because the outputs of deep and wide layers change much with every step of Adam."""
 SAME_LOSS = 1e-3
-"""Of the first loss: the update is rounded differently on the host, and what is learned by heart has a loss near 0."""
+"""Largest difference of losses, relative to the first loss: updates on the host round differently, and the last losses
+are close to 0."""
 
 
 def one_run(strategy: str, options: argparse.Namespace) -> dict[str, Any]:
-    """In this process; what went wrong is part of the answer."""
+    """Train in this process; return its figures, or the error message if the run fails."""
     try:
         result = scalewise.train(
             f"synthetic:parameters={options.parameters},flops={2 * options.parameters},layers={LAYERS}",
@@ -63,42 +65,42 @@ def in_a_process(strategy: str, limit_GB: float | None, arguments: list[str]) ->
     environment = {name: value for name, value in os.environ.items() if name != MEMORY_LIMIT}
     if limit_GB is not None:
         environment[MEMORY_LIMIT] = str(limit_GB)
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, __file__, *arguments, "--only", strategy],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    found: dict[str, Any] = json.loads(said.stdout)
-    return found
+    figures: dict[str, Any] = json.loads(process.stdout)
+    return figures
 
 
-def most_apart(run: dict[str, Any], reference: dict[str, Any]) -> float:
-    """The largest difference of their losses, as a part of the first one."""
-    both = zip(run["losses"], reference["losses"], strict=True)
-    largest: float = max(abs(mine - theirs) for mine, theirs in both) / reference["losses"][0]
+def largest_difference(run: dict[str, Any], reference: dict[str, Any]) -> float:
+    """Largest difference of two runs' losses, relative to the first loss."""
+    pairs = zip(run["losses"], reference["losses"], strict=True)
+    largest: float = max(abs(loss - expected) for loss, expected in pairs) / reference["losses"][0]
     return largest
 
 
-def shortcomings(runs: dict[str, dict[str, Any]], limit_GB: float | None) -> list[str]:
-    """What the runs do not show of what they must."""
-    free, capped, central = runs["single, uncapped"], runs["single, capped"], runs["central-storage, capped"]
-    missing = []
+def failed_checks(runs: dict[str, dict[str, Any]], limit_GB: float | None) -> list[str]:
+    """One sentence for every expectation that the runs do not meet."""
+    reference, limited, central = runs["single, uncapped"], runs["single, capped"], runs["central-storage, capped"]
+    failures = []
     if limit_GB is not None:
-        if free["weights_bytes"] <= limit_GB * 1e9:
-            missing.append("the weights fit the cap: raise --parameters or lower --limit-GB")
-        if "central-storage" not in capped.get("failed", ""):
-            missing.append("the capped single device did not run out of memory with a sentence that helps")
+        if reference["weights_bytes"] <= limit_GB * 1e9:
+            failures.append("the weights fit the memory limit: raise --parameters or lower --limit-GB")
+        if "central-storage" not in limited.get("failed", ""):
+            failures.append("the limited single device did not fail with a message that suggests central-storage")
     if "failed" in central:
-        return [*missing, f"central-storage failed: {central['failed']}"]
+        return [*failures, f"central-storage failed: {central['failed']}"]
     if not all(math.isfinite(loss) for loss in central["losses"]) or central["losses"][-1] >= central["losses"][0]:
-        missing.append("the loss is not finite or did not come down")
-    if (apart := most_apart(central, free)) > SAME_LOSS:
-        missing.append(f"losses differ from the uncapped device's by up to {apart:.2%} of the first one")
+        failures.append("the loss is not finite or did not decrease")
+    if (difference := largest_difference(central, reference)) > SAME_LOSS:
+        failures.append(f"losses differ from those without a limit by up to {difference:.2%} of the first loss")
     if limit_GB is not None and central["peak_memory_bytes"] > limit_GB * 1e9:
-        missing.append("the peak is above the cap")
-    return missing
+        failures.append("the peak memory is above the limit")
+    return failures
 
 
 def main() -> None:
@@ -138,20 +140,20 @@ def main() -> None:
             f"{run['bytes_per_step']['traced'] / 1e9:.3f}",
         )
     if "failed" in runs["single, uncapped"]:
-        sys.exit("without the reference there is nothing to compare with")
-    cap = f"capped at {limit_GB:g} GB" if limit_GB is not None else "not capped"
-    console.print(f"{runs['single, uncapped']['weights_bytes'] / 1e9:.3f} GB of weights; the device is {cap}")
+        sys.exit("the reference run failed, so there is nothing to compare with")
+    limit = f"a memory limit of {limit_GB:g} GB" if limit_GB is not None else "no memory limit"
+    console.print(f"{runs['single, uncapped']['weights_bytes'] / 1e9:.3f} GB of weights; {limit}")
     console.print(table)
     for name, run in runs.items():
         if "phases" in run:
             phases = ", ".join(f"{phase} {seconds * 1e3:.1f}" for phase, seconds in run["phases"].items())
-            console.print(f"{name}, ms: {phases}", soft_wrap=True)
+            console.print(f"{name}, ms per step: {phases}", soft_wrap=True)
     if options.json:
         options.json.write_text(json.dumps({"torch": torch.__version__, "limit_GB": limit_GB, "runs": runs}, indent=2))
-    missing = shortcomings(runs, limit_GB)
-    for sentence in missing:
+    failures = failed_checks(runs, limit_GB)
+    for sentence in failures:
         console.print(f"[red]{sentence}[/red]")
-    sys.exit(bool(missing))
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":

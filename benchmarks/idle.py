@@ -1,4 +1,4 @@
-"""How long devices of a model in stages wait for each other: measured on CPU ranks beside what the plan says.
+"""Idle share (bubble) of devices that train a model in stages: measured on CPU ranks and planned.
 
 .venv/bin/python benchmarks/idle.py [--devices 2] [--steps 12]
 """
@@ -16,32 +16,31 @@ import torch
 from torch import nn
 
 import scalewise
-from scalewise.data.generated import load_generated
-from scalewise.step.settings import steps_per_epoch
-from scalewise.timeline import Timeline
-from scalewise.workloads.classification import classification_loss
-from scalewise.workloads.workload import Workload
+from scalewise.core.timeline import Timeline
+from scalewise.core.training_options import steps_per_epoch
+from scalewise.data.dataset import load_generated
+from scalewise.models.workload import Workload, classification_loss
 
 BLOCKS, WIDTH, POSITIONS, CLASSES = 8, 768, 16, 8
 BATCH, SAMPLES = 32, 128
 POINTS = 5.0
-"""Percent of the step by which measured and planned may differ."""
+"""Allowed difference between measured and planned idle share, in percent of the step."""
 
 
 class Block(nn.Module):
-    """As much to compute as any other."""
+    """Residual block; all blocks have the same amount of compute."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        moved: torch.Tensor = self.layers(vectors)
-        return vectors + moved
+        outputs: torch.Tensor = self.layers(vectors)
+        return vectors + outputs
 
 
 class Scale(nn.Module):
-    """Learns, so that the first block's backward is as long as any other's."""
+    """Trainable scale before the first block, so that its backward also computes the gradient of its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,14 +51,14 @@ class Scale(nn.Module):
 
 
 class Head(nn.Module):
-    """Few numbers, so that the stages are equal."""
+    """Mean over positions: almost no compute, so that the stages are equal."""
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         return vectors.mean(1)[:, :CLASSES]
 
 
 def heavy() -> Workload:
-    """Equal blocks, with much to compute and little to send."""
+    """Workload of equal blocks with much compute and little communication."""
     return Workload(
         name="heavy",
         model=lambda: nn.Sequential(Scale(), *(Block() for _ in range(BLOCKS)), Head()),
@@ -71,15 +70,15 @@ def heavy() -> Workload:
 
 
 def cases(devices: int) -> Iterator[tuple[str, float]]:
-    """(strategy, the part of its devices' time that is planned to be idle)."""
+    """Yield (strategy, planned idle share of its devices' time)."""
     yield "layers", (devices - 1) / devices
     for schedule in ("gpipe", "1f1b"):
         for count in (devices, 2 * devices, 4 * devices):
             yield f"pipeline:schedule={schedule},microbatches={count}", (devices - 1) / (count + devices - 1)
 
 
-def idle_part(timeline: Timeline) -> float:
-    """Of the time of all devices together."""
+def idle_share(timeline: Timeline) -> float:
+    """Idle share of the time of all devices together."""
     seconds: dict[str, float] = defaultdict(float)
     for span in timeline.spans:
         seconds["idle" if span.phase == "idle" else "busy"] += span.seconds
@@ -90,24 +89,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print(f"{'strategy':44} {'planned':>8} {'measured':>9} {'step':>9}")
     worst = 0.0
-    for strategy, planned in cases(asked.devices):
+    for strategy, planned in cases(options.devices):
         result = scalewise.train(
             f"{Path(__file__).resolve()}:heavy",
             strategy=strategy,
-            devices=asked.devices,
+            devices=options.devices,
             device_kind="cpu",
             batch=BATCH,
-            steps=max(asked.steps, steps_per_epoch(SAMPLES, BATCH)),
+            steps=max(options.steps, steps_per_epoch(SAMPLES, BATCH)),
             samples=SAMPLES,
         )
         assert result.timeline is not None
-        measured = idle_part(result.timeline)
+        measured = idle_share(result.timeline)
         worst = max(worst, 100 * abs(measured - planned))
         print(f"{strategy:44} {planned:8.1%} {measured:9.1%} {result.step_seconds.median * 1e3:6.0f} ms", flush=True)
-    print(f"at most {worst:.1f} points apart; {POINTS:g} are allowed")
+    print(f"largest difference: {worst:.1f} percentage points (allowed: {POINTS:g})")
     return int(worst > POINTS)
 
 

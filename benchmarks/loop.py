@@ -1,10 +1,10 @@
-"""Our loop on one device beside the study's loop and the best plain PyTorch loops, in one run, repeats interleaved.
+"""Scalewise's loop on one device compared with the study's loop and the best plain PyTorch loops, in the same run.
 
     python benchmarks/loop.py                      # linear and conv at batch 10, 20, 100, 600 on this machine
     python benchmarks/loop.py --batch 10,20 --repeats 3 --json loop.json
 
-Every variant lives in a process of its own (on the CPU pinned to one core, one thread) and is asked for a block of
-steps in turn, so that drift of the machine hits all alike. Figures are medians over the blocks, in seconds per step.
+Every variant runs in its own process (on the CPU pinned to one core, one thread). Blocks of steps alternate between the
+variants, so that drift of the machine affects all of them. Figures are medians over the blocks, in seconds per step.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import DataLoader, TensorDataset
 
-from scalewise.data.data import DataRequest
-from scalewise.engines.engine import Job, Place
+from scalewise.core.training_options import MOST_PENDING_STEPS, Settings, steps_per_epoch
+from scalewise.data.dataset import DataRequest
+from scalewise.engines.base import Job, Place
 from scalewise.engines.single import build
-from scalewise.session.hardware import device_name
-from scalewise.step.allocator import keep_freed_memory
-from scalewise.step.clock import Times, make_clock
-from scalewise.step.precision import set_precision
-from scalewise.step.settings import MOST_PENDING_STEPS, Settings, steps_per_epoch
-from scalewise.step.shards import epoch_order
+from scalewise.launch.devices import device_name
+from scalewise.models.resolve import resolve
+from scalewise.models.workload import Workload
+from scalewise.runtime.clock import Times, make_clock
+from scalewise.runtime.feed import epoch_order
+from scalewise.runtime.optimizers import set_precision
+from scalewise.runtime.process_settings import keep_freed_memory
 from scalewise.strategies.single import Single
-from scalewise.workloads.resolve import resolve
-from scalewise.workloads.workload import Workload
 
 Step = Callable[[], None]
 LEARNING_RATE = 5e-4
 LONG_STEP_SECONDS = 5.0
-"""One such step is warm-up enough."""
+"""For steps longer than this, one step of warm-up is enough."""
 
 
 def ours(workload: Workload, batch: int, device: torch.device) -> Step:
-    """Scalewise as `train` runs it, its clock included."""
+    """Scalewise's loop as `train` runs it, including its clock."""
     data = workload.data(DataRequest())
     clock = make_clock(device, Times())
     engine = build(Single(), Job(workload, data, Settings(batch, None, 1), Place(0, 1, device), clock))
-    left = 0
+    remaining = 0
     epoch = pending = 0
 
     def step() -> None:
-        nonlocal left, epoch, pending
-        if left == 0:
+        nonlocal remaining, epoch, pending
+        if remaining == 0:
             if pending > MOST_PENDING_STEPS - steps_per_epoch(len(data), batch):
                 clock.close()
                 engine.losses()
@@ -63,16 +63,16 @@ def ours(workload: Workload, batch: int, device: torch.device) -> Step:
             batches = list(epoch_order(0, epoch, len(data)).split(batch))
             whole = [rows for rows in batches if len(rows) == batch]
             engine.start_epoch(whole)
-            left, epoch = len(whole), epoch + 1
+            remaining, epoch = len(whole), epoch + 1
         engine.step()
-        left -= 1
+        remaining -= 1
         pending += 1
 
     return step
 
 
 def study(workload: Workload, batch: int, device: torch.device) -> Step:
-    """The study's loop: items one by one through a DataLoader (already decoded, which flatters it), plain Adam."""
+    """The study's loop: samples one by one through a DataLoader (already decoded, which favours it), plain Adam."""
     tensors = workload.data(DataRequest()).tensors
     assert tensors is not None
     loader = DataLoader(TensorDataset(*tensors), batch_size=batch, shuffle=True, drop_last=True)
@@ -96,7 +96,7 @@ def study(workload: Workload, batch: int, device: torch.device) -> Step:
 
 
 def plain(workload: Workload, batch: int, device: torch.device) -> Step:
-    """The best eager loop: data on the device, one gather per batch, fused Adam, gradients set to none, no waiting."""
+    """Best eager loop: data on the device, one gather per batch, fused Adam, no synchronisation."""
     inputs, targets, rows = _resident(workload, device)
     model = workload.model().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
@@ -115,13 +115,13 @@ def plain(workload: Workload, batch: int, device: torch.device) -> Step:
 
 
 def plain_kept(workload: Workload, batch: int, device: torch.device) -> Step:
-    """The same eager loop, given our allocator setting."""
+    """The eager loop `plain` with Scalewise's allocator setting."""
     keep_freed_memory()
     return plain(workload, batch, device)
 
 
 def plain_graph(workload: Workload, batch: int, device: torch.device) -> Step:
-    """The best loop with a hand-captured CUDA graph: static row numbers, one copy and one replay per step."""
+    """Best loop with a hand-captured CUDA graph: static row numbers, one copy and one replay per step."""
     inputs, targets, rows = _resident(workload, device)
     model = workload.model().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True, capturable=True)
@@ -169,7 +169,7 @@ VARIANTS = {
 
 
 def serve(pipe: Connection, variant: str, workload: str, batch: int, device: torch.device) -> None:
-    """A process of one variant: told a number of steps, answers with their seconds."""
+    """Process of one variant: receive a number of steps, run them and send back their seconds, until 0 arrives."""
     if device.type == "cpu":
         torch.set_num_threads(1)
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -194,31 +194,31 @@ def measure(workload: str, batch: int, repeats: int, seconds: float, device: tor
     names = [name for name in names if (name == "plain, kept memory") <= (device.type == "cpu")]
     pipes, processes = {}, []
     for name in names:
-        pipes[name], theirs = spawn.Pipe()
-        processes.append(spawn.Process(target=serve, args=(theirs, name, workload, batch, device), daemon=True))
+        pipes[name], far_end = spawn.Pipe()
+        processes.append(spawn.Process(target=serve, args=(far_end, name, workload, batch, device), daemon=True))
         processes[-1].start()
 
-    def ask(name: str, steps: int) -> float:
+    def seconds_of(name: str, steps: int) -> float:
         pipes[name].send(steps)
         return float(pipes[name].recv())
 
     steps = {}
     for name in names:
         few = 4 if device.type == "cuda" else 1
-        a_step = ask(name, few) / few
-        if a_step < LONG_STEP_SECONDS:
-            ask(name, 2)
-            a_step = ask(name, few) / few
-        steps[name] = max(1, round(seconds / a_step))
+        step_seconds = seconds_of(name, few) / few
+        if step_seconds < LONG_STEP_SECONDS:
+            seconds_of(name, 2)
+            step_seconds = seconds_of(name, few) / few
+        steps[name] = max(1, round(seconds / step_seconds))
     times: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(repeats):
         for name in names if repeat % 2 else reversed(names):
-            times[name].append(ask(name, steps[name]) / steps[name])
+            times[name].append(seconds_of(name, steps[name]) / steps[name])
     for name in names:
         pipes[name].send(0)
     for process in processes:
         process.join()
-    return {name: median(found) for name, found in times.items()}
+    return {name: median(blocks) for name, blocks in times.items()}
 
 
 def main() -> None:
@@ -234,27 +234,26 @@ def main() -> None:
     console = Console(width=120)
     console.print(f"{device_name(device)}, torch {torch.__version__}; load before the run {load:.2f}")
     if load > 0.3:
-        console.print("[yellow]the machine is busy: read the ratios with care[/yellow]")
+        console.print("[yellow]the machine is busy: ratios are uncertain[/yellow]")
     table = Table(box=None, header_style="dim")
-    for title in ("workload", "batch", "ours", "study", "plain", "best plain", "vs study", "vs plain", "vs best plain"):
+    titles = ("workload", "batch", "scalewise", "study", "plain", "best plain", "vs study", "vs plain", "vs best plain")
+    for title in titles:
         table.add_column(title, justify="left" if title == "workload" else "right")
     rows = []
     for workload in options.workload.split(","):
         for batch in map(int, options.batch.split(",")):
             print(f"  {workload} at batch {batch} ...", file=sys.stderr)
-            found = measure(workload, batch, options.repeats, options.seconds, device)
-            best = min(value for name, value in found.items() if name.startswith("plain"))
-            rows.append({"workload": workload, "batch": batch, "seconds_per_step": found})
+            seconds = measure(workload, batch, options.repeats, options.seconds, device)
+            best = min(value for name, value in seconds.items() if name.startswith("plain"))
+            rows.append({"workload": workload, "batch": batch, "seconds_per_step": seconds})
             table.add_row(
                 workload,
                 str(batch),
-                *(f"{value * 1e3:.3f} ms" for value in (found["ours"], found["study"], found["plain"], best)),
-                *(f"{other / found['ours']:.2f}x" for other in (found["study"], found["plain"], best)),
+                *(f"{value * 1e3:.3f} ms" for value in (seconds["ours"], seconds["study"], seconds["plain"], best)),
+                *(f"{other / seconds['ours']:.2f}x" for other in (seconds["study"], seconds["plain"], best)),
             )
     console.print(table)
-    console.print(
-        "vs: how many times faster ours is; best plain: the fastest plain loop (hand-captured graph, kept memory)"
-    )
+    console.print("vs: speedup of scalewise; best plain: the fastest plain loop, with a CUDA graph or kept memory")
     if options.json:
         options.json.write_text(
             json.dumps({"device": device_name(device), "torch": torch.__version__, "rows": rows}, indent=2)

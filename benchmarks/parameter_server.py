@@ -1,11 +1,12 @@
-"""A pull and a push of 48 MB beside two raw transfers and beside torch's RPC; servers and the ring on a slow network.
+"""Push and pull of 48 MB compared with two raw transfers and with torch's RPC; servers and ring on a slow network.
 
     python benchmarks/parameter_server.py                      # one worker and one server, on loopback
-    python benchmarks/parameter_server.py --link 200mbit       # 1 to 4 workers on rehearsed hosts of their own
+    python benchmarks/parameter_server.py --link 200mbit       # 1 to 4 workers, each on its own emulated host
     python benchmarks/parameter_server.py --link 200mbit --figure servers-and-ring.png
 
-On loopback the three take turns, exchange by exchange, between the same two processes. An exchange of ours is what a
-training step does: every piece of the gradients pushed, applied by the server (plain SGD) and pulled back as weights.
+On loopback the three kinds of exchange alternate between the same two processes. An exchange of the parameter server
+is that of a training step: every piece of the gradients is pushed, applied by the server (plain SGD) and pulled as
+weights.
 """
 
 from __future__ import annotations
@@ -26,17 +27,16 @@ from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 import scalewise
-from scalewise.results.units import seconds_text
-from scalewise.servers.client import Client
-from scalewise.servers.line import Line
-from scalewise.servers.server import Server
-from scalewise.session.hardware import cpu_name
-from scalewise.session.hosts import parse_link
-from scalewise.session.placement import Placement
-from scalewise.session.served import ServedSession
-from scalewise.session.worker import Worker
+from scalewise.core.units import seconds_text
+from scalewise.launch.devices import cpu_name
+from scalewise.launch.emulated_hosts import parse_link
+from scalewise.launch.placement import Placement
+from scalewise.launch.server_session import ServedSession
+from scalewise.launch.worker import Worker
+from scalewise.parameter_server.client import Client, ServerConnection
+from scalewise.parameter_server.server import Server
 from scalewise.strategies.parameter_server import PIECE_MB
-from scalewise.strategies.pieces import pieces_of
+from scalewise.strategies.server_plan import pieces_of
 
 BYTES = 48 * 2**20
 MOST_TIMES_RAW = 1.25
@@ -50,14 +50,14 @@ def loopback(repeats: int) -> dict[str, list[float]]:
         tempfile.TemporaryDirectory() as folder,
         ServedSession(Placement(1, "cpu", servers=1), serve) as session,
     ):
-        [seconds] = session.run(work, repeats, str(Path(folder) / "rpc"))
+        [seconds] = session.run(time_exchanges, repeats, str(Path(folder) / "rpc"))
     return seconds  # type: ignore[no-any-return]
 
 
 def serve(worker: Worker, repeats: int, meeting: str) -> None:
-    """The far end of all three."""
+    """Server side of all three exchanges."""
     flat = torch.zeros(BYTES // 4)
-    Held.weights = flat.clone()
+    RpcServer.weights = flat.clone()
     raw = Thread(target=echo, args=(worker.shared, WARM_UP + repeats))
     raw.start()
     with rpc_between("server", 1, meeting):
@@ -73,27 +73,27 @@ def serve(worker: Worker, repeats: int, meeting: str) -> None:
 
 
 def echo(store: Store, times: int) -> None:
-    """Take in as much as is sent back: two raw transfers, one after the other."""
-    weights, landing = torch.zeros(BYTES // 4), torch.empty(BYTES // 4)
-    line = Line(store, "raw", "server", 600)
+    """Receive a tensor and send one of the same size, `times` times."""
+    weights, received = torch.zeros(BYTES // 4), torch.empty(BYTES // 4)
+    connection = ServerConnection(store, "raw", "server", 600)
     for _ in range(times):
-        line.receive(landing).wait()
-        line.send(weights).wait()
+        connection.receive(received).wait()
+        connection.send(weights).wait()
 
 
-def work(worker: Worker, repeats: int, meeting: str) -> dict[str, list[float]]:
+def time_exchanges(worker: Worker, repeats: int, meeting: str) -> dict[str, list[float]]:
     from torch.distributed import rpc
 
     gradients, weights = torch.ones(BYTES // 4), torch.empty(BYTES // 4)
-    line = Line(worker.shared, "raw", "worker", 600)
+    connection = ServerConnection(worker.shared, "raw", "worker", 600)
     seconds: dict[str, list[float]] = {"raw": [], "rpc": [], "ours": []}
     with rpc_between("worker", 0, meeting):
         client = Client(nn.Linear(BYTES // 4, 1, bias=False), worker.shared, 0, 1, PIECE_MB, 600)
-        client.gradients.fill_(1.0)  # memory that nothing was written to is one page of zeros, and quick to send
+        client.gradients.fill_(1.0)  # memory that was never written is one shared page of zeros, which is sent faster
 
         def raw() -> None:
-            line.send(gradients).wait()
-            line.receive(weights).wait()
+            connection.send(gradients).wait()
+            connection.receive(weights).wait()
 
         def by_rpc() -> None:
             rpc.rpc_sync("server", push_by_rpc, args=(gradients,))
@@ -101,7 +101,7 @@ def work(worker: Worker, repeats: int, meeting: str) -> dict[str, list[float]]:
 
         def ours() -> None:
             client.begin(1)
-            client.awaited.clear()  # no backward tells that they are there
+            client.awaited.clear()  # there is no backward pass that produces gradients
             for piece in reversed(range(len(client.pieces))):
                 client.left[piece] = 0
                 client.exchange(piece)
@@ -118,24 +118,24 @@ def work(worker: Worker, repeats: int, meeting: str) -> dict[str, list[float]]:
     return seconds
 
 
-class Held:
-    """What torch's RPC serves."""
+class RpcServer:
+    """Weights that torch's RPC serves."""
 
     weights: Tensor
 
 
 def push_by_rpc(gradients: Tensor) -> None:
-    Held.weights.add_(gradients, alpha=-0.01)
+    RpcServer.weights.add_(gradients, alpha=-0.01)
 
 
 def pull_by_rpc() -> Tensor:
-    return Held.weights
+    return RpcServer.weights
 
 
 class rpc_between:
-    """torch's RPC between two processes, on loopback only and without a store that listens.
+    """Context of torch's RPC between two processes, on loopback only and without a listening store.
 
-    Over TCP, as between hosts: left alone, it would pass tensors within one machine through shared memory.
+    It uses TCP, as between hosts. By default, RPC sends tensors within one machine through shared memory.
     """
 
     def __init__(self, name: str, rank: int, meeting: str) -> None:
@@ -157,7 +157,7 @@ class rpc_between:
 
 
 def slow_network(link: str, steps: int, console: Console) -> list[dict[str, object]]:
-    """Median step of linear on 1 to 4 workers, each on a host of its own: one server, two servers, the ring."""
+    """Median step of linear on 1 to 4 workers, each on its own host, with one server, two servers and the ring."""
     transfer_seconds = LINEAR_BYTES * 8 / parse_link(link)
     rows: list[dict[str, object]] = []
     for workers in (1, 2, 3, 4):
@@ -204,43 +204,43 @@ def draw(rows: list[dict[str, object]], link: str, path: Path) -> None:
     for strategy, (label, colour, marker) in styles.items():
         points = [(row["workers"], float(row[strategy])) for row in rows if strategy in row]  # type: ignore[arg-type]
         axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=label, linewidth=2)
-        # A name that would lie on the limit's line goes below it; the limit's own is above.
-        lower = -9 if abs(points[-1][1] - limit) < 0.05 * highest else 0
-        axes.annotate(label, points[-1], xytext=(8, lower), textcoords="offset points", va="center", color=colour)
+        # Labels close to the line of the limit go below it, because the limit's own label is above.
+        offset = -9 if abs(points[-1][1] - limit) < 0.05 * highest else 0
+        axes.annotate(label, points[-1], xytext=(8, offset), textcoords="offset points", va="center", color=colour)
     axes.axhline(limit, color="#777777", linestyle=":", linewidth=1)
     axes.annotate(
-        "twice one transfer", (0.92, limit), xytext=(0, 4), textcoords="offset points", color="#777777", fontsize=8
+        "two transfers", (0.92, limit), xytext=(0, 4), textcoords="offset points", color="#777777", fontsize=8
     )
     axes.set_xticks(range(1, len(rows) + 1))
     axes.set_xlim(0.9, 4.7)
     axes.set_ylim(0)
-    axes.set_xlabel("workers, each on a host of its own")
+    axes.set_xlabel("workers, one per host")
     axes.set_ylabel("seconds per step")
-    axes.set_title(f"A step with more workers: servers and the ring (linear, {link} links)", fontsize=10, loc="left")
+    axes.set_title(f"Step time by number of workers: servers and ring (linear, {link} links)", fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--link", help="rehearsed hosts with links of this speed, instead of loopback")
+    parser.add_argument("--link", help="use emulated hosts with links of this bandwidth instead of loopback")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=8, help="steps of each run between rehearsed hosts")
-    parser.add_argument("--figure", type=Path, help="draw the rehearsed hosts' figure into this file")
+    parser.add_argument("--steps", type=int, default=8, help="steps of every run between emulated hosts")
+    parser.add_argument("--figure", type=Path, help="draw the step times between emulated hosts into this file")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    given = parser.parse_args()
+    options = parser.parse_args()
     console = Console()
     console.print(
         f"{os.cpu_count()} cores of {cpu_name()}, torch {torch.__version__}; load before {os.getloadavg()[0]:.2f}"
     )
-    found: object
-    if given.link:
-        found = rows = slow_network(given.link, given.steps, console)
-        show_slow_network(rows, given.link, console)
-        if given.figure:
-            draw(rows, given.link, given.figure)
+    figures: object
+    if options.link:
+        figures = rows = slow_network(options.link, options.steps, console)
+        show_slow_network(rows, options.link, console)
+        if options.figure:
+            draw(rows, options.link, options.figure)
     else:
-        found = seconds = loopback(given.repeats)
+        figures = seconds = loopback(options.repeats)
         raw = median(seconds["raw"])
         table = Table()
         for name in ("push and pull of 48 MiB", "seconds", "times two raw transfers"):
@@ -253,10 +253,10 @@ def main() -> None:
             table.add_row(label, seconds_text(median(seconds[kind])), f"{median(seconds[kind]) / raw:.2f}")
         console.print(table)
         console.print(
-            f"wanted: at most {MOST_TIMES_RAW} times two raw transfers; reached {median(seconds['ours']) / raw:.2f}"
+            f"target: at most {MOST_TIMES_RAW} times two raw transfers; measured {median(seconds['ours']) / raw:.2f}"
         )
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""`sharded` and `tensor` on CPU ranks beside hand-written FSDP2 and DTensor loops, blocks of steps interleaved.
+"""`sharded` and `tensor` on CPU ranks compared with hand-written FSDP2 and DTensor loops, in the same run.
 
     python benchmarks/sharded.py
     python benchmarks/sharded.py --ranks 4 --cells sharded:linear:20
 
-Both loops of a cell live in the same ranks, each pinned to its core, with the same model, data, cuts and fused
-optimizer, and take turns; figures are medians over the blocks, in seconds per step. The hand-written loops are torch's
-tutorials: `fully_shard` on every layer, and `parallelize_module` with ColwiseParallel and RowwiseParallel.
+Both loops of a cell run in the same ranks, each pinned to its core, with the same model, data, sharding and fused
+optimizer. Their blocks of steps alternate. Figures are medians over the blocks, in seconds per step. The hand-written
+loops follow torch's tutorials: `fully_shard` on every layer, and `parallelize_module` with ColwiseParallel and
+RowwiseParallel.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from scalewise.data.data import Data, DataRequest
-from scalewise.engines.engine import Job, Place
+from scalewise.core.training_options import Settings
+from scalewise.data.dataset import Data, DataRequest
+from scalewise.engines.base import Job, Place
 from scalewise.engines.registry import ENGINES
-from scalewise.session.hardware import cpu_name
-from scalewise.session.placement import Placement
-from scalewise.session.session import Session
-from scalewise.session.worker import Worker
-from scalewise.step.clock import Times, make_clock
-from scalewise.step.settings import Settings
-from scalewise.step.shards import epoch_order, shards_of
+from scalewise.launch.devices import cpu_name
+from scalewise.launch.placement import Placement
+from scalewise.launch.session import Session
+from scalewise.launch.worker import Worker
+from scalewise.models.footprint import roles_of
+from scalewise.models.resolve import resolve
+from scalewise.models.workload import Workload
+from scalewise.runtime.clock import Times, make_clock
+from scalewise.runtime.feed import epoch_order, shards_of
 from scalewise.strategies.registry import strategy_of
-from scalewise.workloads.matrices import roles_of
-from scalewise.workloads.resolve import resolve
-from scalewise.workloads.workload import Workload
 
 CELLS = ("sharded:transformer:8", "sharded:linear:20", "tensor:transformer:8", "tensor:linear:20")
 SAMPLES = 200
 
 
 def both(worker: Worker, cell: str, repeats: int, seconds: float) -> dict[str, float]:
-    """Median seconds per step of our engine and of the hand-written loop."""
+    """Median seconds per step of Scalewise's engine and of the hand-written loop."""
     strategy, name, batch = _parts(cell)
     workload = resolve(name)
     data = workload.data(DataRequest(samples=SAMPLES))
@@ -70,7 +71,7 @@ def both(worker: Worker, cell: str, repeats: int, seconds: float) -> dict[str, f
         for which in list(steps) if repeat % 2 else list(reversed(steps)):
             dist.barrier()
             times[which].append(_timed(steps[which], counts[which]) / counts[which])
-    return {which: median(found) for which, found in times.items()}
+    return {which: median(blocks) for which, blocks in times.items()}
 
 
 def _parts(cell: str) -> tuple[str, str, str]:
@@ -94,16 +95,16 @@ def _ours(
     place = Place(worker.rank, worker.world, worker.device)
     job = Job(workload, data, Settings(len(batches[0]), None, 1), place, clock)
     engine = ENGINES[strategy](strategy_of(strategy), job)
-    left = 0
+    remaining = 0
 
     def step() -> None:
-        nonlocal left
-        if left == 0:
+        nonlocal remaining
+        if remaining == 0:
             clock.collect()
             engine.start_epoch(batches)
-            left = len(batches)
+            remaining = len(batches)
         engine.step()
-        left -= 1
+        remaining -= 1
 
     return step
 
@@ -111,7 +112,7 @@ def _ours(
 def _hand_written(
     worker: Worker, strategy: str, workload: Workload, data: Data, batches: list[torch.Tensor]
 ) -> Callable[[], None]:
-    """As ours, it takes a batch's rows out of the data in the step that needs them."""
+    """Training step of a hand-written loop. Like the engine, it gathers the rows of a batch within the step."""
     model = workload.model()
     mesh = init_device_mesh("cpu", (worker.world,))
     shares = worker.world if strategy == "sharded" else 1
@@ -122,20 +123,20 @@ def _hand_written(
         fully_shard(model, mesh=mesh)
     else:
         parallelize_module(model, mesh, _styles(model))
-    # Fused Adam takes no DTensors beside ordinary tensors.
-    cut = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
-    rest = [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
-    groups = [{"params": each} for each in (cut, rest) if each]
+    # Fused Adam refuses a group with both DTensors and ordinary tensors.
+    sharded = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    replicated = [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
+    groups = [{"params": parameters} for parameters in (sharded, replicated) if parameters]
     optimizer = torch.optim.Adam(groups, lr=workload.learning_rate, fused=True)
     assert data.tensors is not None
     inputs, targets = data.tensors
-    mine = [shards_of(rows, shares, worker.rank % shares)[0] for rows in batches]
-    turn = 0
+    shards = [shards_of(rows, shares, worker.rank % shares)[0] for rows in batches]
+    count = 0
 
     def step() -> None:
-        nonlocal turn
-        shard = mine[turn % len(mine)]
-        turn += 1
+        nonlocal count
+        shard = shards[count % len(shards)]
+        count += 1
         output = model(inputs[shard.rows])
         (workload.loss(output, targets[shard.rows]) * (shard.weight * shares)).backward()
         optimizer.step()
@@ -156,23 +157,24 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", default=CELLS, help="strategy:workload:batch")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of every block")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a block of steps")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     console = Console(width=100)
     console.print(f"{cpu_name()}, {options.ranks} ranks, torch {torch.__version__}")
-    table = Table("strategy", "workload", "batch", "ours [ms]", "hand-written [ms]", "ours / hand-written", box=None)
-    found = {}
+    columns = ("strategy", "workload", "batch", "scalewise (ms)", "hand-written (ms)", "scalewise / hand-written")
+    table = Table(*columns, box=None)
+    seconds_by_cell = {}
     with Session(Placement(options.ranks, "cpu")) as session:
         for cell in options.cells:
             ranks = session.run(both, cell, options.repeats, options.seconds)
-            found[cell] = {which: max(rank[which] for rank in ranks) for which in ranks[0]}
-            ours, written = found[cell]["ours"], found[cell]["hand-written"]
+            seconds_by_cell[cell] = {which: max(rank[which] for rank in ranks) for which in ranks[0]}
+            ours, written = seconds_by_cell[cell]["ours"], seconds_by_cell[cell]["hand-written"]
             print(cell, f"{ours / written:.3f}", file=sys.stderr)
             table.add_row(*_parts(cell), f"{ours * 1e3:.2f}", f"{written * 1e3:.2f}", f"{ours / written:.3f}")
     console.print(table)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2))
+        options.json.write_text(json.dumps(seconds_by_cell, indent=2))
 
 
 if __name__ == "__main__":

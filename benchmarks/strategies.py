@@ -1,9 +1,9 @@
-"""`mirrored` on two CPU ranks beside a hand-written DDP loop, in one run, blocks of steps interleaved.
+"""`mirrored` on two CPU ranks compared with a hand-written DDP loop, in the same run.
 
     python benchmarks/strategies.py
 
-Both loops live in the same two ranks, each pinned to its core, with the same model, data, buckets and fused optimizer,
-and take turns; figures are medians over the blocks, in seconds per step.
+Both loops run in the same two ranks, each pinned to its core, with the same model, data, buckets and fused optimizer.
+Their blocks of steps alternate. Figures are medians over the blocks, in seconds per step.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.parallel import DistributedDataParallel
 
-from scalewise.data.data import DataRequest
-from scalewise.engines.engine import Job, Place
+from scalewise.core.training_options import Settings
+from scalewise.data.dataset import DataRequest
+from scalewise.engines.base import Job, Place
 from scalewise.engines.mirrored import build
-from scalewise.session.hardware import cpu_name
-from scalewise.session.placement import Placement
-from scalewise.session.session import Session
-from scalewise.session.worker import Worker
-from scalewise.step.clock import Times, make_clock
-from scalewise.step.settings import Settings
-from scalewise.step.shards import epoch_order
+from scalewise.launch.devices import cpu_name
+from scalewise.launch.placement import Placement
+from scalewise.launch.session import Session
+from scalewise.launch.worker import Worker
+from scalewise.models.resolve import resolve
+from scalewise.runtime.clock import Times, make_clock
+from scalewise.runtime.feed import epoch_order
 from scalewise.strategies.mirrored import Mirrored
-from scalewise.workloads.resolve import resolve
 
 LEARNING_RATE = 5e-4
 
 
 def both(worker: Worker, name: str, batch: int, repeats: int, seconds: float) -> dict[str, float]:
-    """Median seconds per step of our engine and of the hand-written loop."""
+    """Median seconds per step of Scalewise's engine and of the hand-written loop."""
     steps = {"ours": _ours(worker, name, batch), "hand-written": _hand_written(worker, name, batch)}
     counts = {}
     for which, step in steps.items():
@@ -53,7 +53,7 @@ def both(worker: Worker, name: str, batch: int, repeats: int, seconds: float) ->
         for which in list(steps) if repeat % 2 else list(reversed(steps)):
             dist.barrier()
             times[which].append(_timed(steps[which], counts[which]) / counts[which])
-    return {which: median(found) for which, found in times.items()}
+    return {which: median(blocks) for which, blocks in times.items()}
 
 
 def _timed(step: Callable[[], None], count: int) -> float:
@@ -70,16 +70,16 @@ def _ours(worker: Worker, name: str, batch: int) -> Callable[[], None]:
     place = Place(worker.rank, worker.world, worker.device)
     engine = build(Mirrored(), Job(workload, data, Settings(batch, None, 1), place, clock))
     batches = [rows for rows in epoch_order(0, 0, len(data)).split(batch) if len(rows) == batch]
-    left = 0
+    remaining = 0
 
     def step() -> None:
-        nonlocal left
-        if left == 0:
+        nonlocal remaining
+        if remaining == 0:
             clock.collect()
             engine.start_epoch(batches)
-            left = len(batches)
+            remaining = len(batches)
         engine.step()
-        left -= 1
+        remaining -= 1
 
     return step
 
@@ -118,16 +118,17 @@ def main() -> None:
     load = os.getloadavg()[0]
     console.print(f"2 cores of {cpu_name()}, torch {torch.__version__}; load before the run {load:.2f}")
     if load > 0.3:
-        console.print("[yellow]the machine is busy: read the ratios with care[/yellow]")
+        console.print("[yellow]the machine is busy: ratios are uncertain[/yellow]")
     table = Table("workload", "batch", "mirrored", "hand-written DDP", "hand-written / mirrored", box=None)
     rows = []
     with Session(Placement(2, "cpu")) as session:
         for name in ("linear", "conv"):
             for batch in map(int, options.batch.split(",")):
-                found = session.run(both, name, batch, options.repeats, options.seconds)[0]
-                rows.append({"workload": name, "batch": batch, "seconds_per_step": found})
-                ratio = found["hand-written"] / found["ours"]
-                table.add_row(name, str(batch), *(f"{value * 1e3:.1f} ms" for value in found.values()), f"{ratio:.3f}")
+                seconds = session.run(both, name, batch, options.repeats, options.seconds)[0]
+                rows.append({"workload": name, "batch": batch, "seconds_per_step": seconds})
+                ratio = seconds["hand-written"] / seconds["ours"]
+                cells = (f"{value * 1e3:.1f} ms" for value in seconds.values())
+                table.add_row(name, str(batch), *cells, f"{ratio:.3f}")
     console.print(table)
     if options.json:
         options.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=2))

@@ -1,4 +1,4 @@
-"""The command line as tests call it: in this process, or as a real one."""
+"""Run the command line in the test's own process or in another one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a command left: its exit code and its two streams."""
+class Output:
+    """Exit code and output of a command."""
 
     code: int
     stdout: str
     stderr: str
 
     def refused(self, code: int, *parts: str) -> None:
-        """One clear sentence on stderr with these parts in it, no traceback, nothing on stdout."""
+        """Assert the exit code, a single line on stderr that contains `parts`, no traceback and no output on stdout."""
         assert (self.code, self.stdout) == (code, ""), self
         assert self.stderr.startswith("scalewise: "), self.stderr
         assert self.stderr.count("\n") == 1, self.stderr
@@ -35,11 +35,11 @@ class Said:
             assert part in self.stderr
 
 
-Run = Callable[..., Said]
+Run = Callable[..., Output]
 
 
 def in_process(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    def run(*arguments: object) -> Said:
+    def run(*arguments: object) -> Output:
         monkeypatch.setattr(sys, "argv", ["scalewise", *map(str, arguments)])
         capfd.readouterr()
         code: object = 0
@@ -48,22 +48,25 @@ def in_process(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
         except SystemExit as exit:
             code = exit.code
         assert isinstance(code, int)
-        return Said(code, *capfd.readouterr())
+        return Output(code, *capfd.readouterr())
 
     return run
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "scalewise", *map(str, arguments)]
+def command(*arguments: object, module: str = "scalewise") -> list[str]:
+    return [sys.executable, "-m", module, *map(str, arguments)]
 
 
-def start(*arguments: object, env_more: Mapping[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
-    """A real process; its folder is importable, so that `tests.tiny` can be trained."""
+def start(
+    *arguments: object, module: str = "scalewise", env_more: Mapping[str, str] | None = None, **more: Any
+) -> subprocess.Popen[str]:
+    """Start a command as a process that can import `tests.tiny`."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env_more or {})}
-    return subprocess.Popen(command(*arguments), text=True, env=environment, **streams)
+    search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": search_path, **(env_more or {})}
+    return subprocess.Popen(command(*arguments, module=module), text=True, env=environment, **streams)
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 120) -> Said:
+def finish(process: subprocess.Popen[str], seconds: float = 120) -> Output:
     stdout, stderr = process.communicate(timeout=seconds)
-    return Said(process.returncode, stdout or "", stderr or "")
+    return Output(process.returncode, stdout or "", stderr or "")

@@ -1,13 +1,12 @@
-"""Workloads small enough for the contract of every strategy to be checked in seconds; ranks import them by name."""
+"""Small workloads for fast tests of all strategies; ranks import them by name."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from scalewise.data.data import Data, DataRequest
-from scalewise.workloads.classification import classification_accuracy, classification_loss
-from scalewise.workloads.workload import Workload
+from scalewise.data.dataset import Data, DataRequest
+from scalewise.models.workload import Workload, classification_accuracy, classification_loss
 
 INPUTS, CLASSES = 6, 3
 
@@ -23,7 +22,7 @@ def float32() -> Workload:
 def _tiny(name: str, dtype: torch.dtype, optimizer: str) -> Workload:
     return Workload(
         name=name,
-        # Four layers, so that four devices can have one each.
+        # Four layers, so that each of four devices has one.
         model=lambda: nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh(), nn.Linear(5, CLASSES), nn.Identity()).to(dtype),
         data=lambda request: _data(request, dtype),
         loss=classification_loss,
@@ -43,7 +42,7 @@ def _data(request: DataRequest, dtype: torch.dtype) -> Data:
 
 
 def huge_steps() -> Workload:
-    """Its loss becomes infinite at once."""
+    """Return a workload whose loss becomes infinite in the first steps."""
     tiny = _tiny("huge", torch.float32, "sgd")
     return Workload(
         tiny.name,

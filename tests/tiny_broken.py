@@ -1,4 +1,4 @@
-"""Models that come to harm before any rank runs them, beside one that does not; named by tests."""
+"""Models that fail before any rank trains them, and one that does not; tests refer to them by name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from scalewise.data.data import Data, DataRequest
-from scalewise.workloads.workload import Workload
+from scalewise.data.dataset import Data, DataRequest
+from scalewise.models.workload import Workload
 from tests.tiny import CLASSES, INPUTS, float32
 
 

@@ -1,4 +1,4 @@
-"""Small models of every kind that can be cut into stages; ranks import them by name."""
+"""Small models of all kinds that can be split into stages; ranks import them by name."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from scalewise.data.data import Data, DataRequest
-from scalewise.data.shapes import load_shapes
-from scalewise.data.text import load_text
-from scalewise.workloads.transformer import next_token_loss, transformer
-from scalewise.workloads.unet import build as build_unet
-from scalewise.workloads.unet import unet
-from scalewise.workloads.workload import Workload
+from scalewise.data.dataset import Data, DataRequest
+from scalewise.models.transformer import load_text, next_token_loss, transformer
+from scalewise.models.unet import build as build_unet
+from scalewise.models.unet import load_shapes, unet
+from scalewise.models.workload import Workload
 from tests.tiny import float64
 
 IMAGE, CONTEXT = 8, 6
 
 
 def small_unet() -> Workload:
-    """Two skips cross the cuts between three levels."""
+    """Return a U-Net of three levels with two skips between stages."""
     built = build_unet("unet", width=2, depth=2, norm="none", size=IMAGE)
-    return replace(built, model=lambda: unet(2, 2, batch_norm=False).double(), data=_doubled, input_dtype=torch.float64)
+    return replace(
+        built, model=lambda: unet(2, 2, batch_norm=False).double(), data=_float64_shapes, input_dtype=torch.float64
+    )
 
 
 def batch_norm_unet() -> Workload:
@@ -33,7 +33,7 @@ def batch_norm_unet() -> Workload:
 
 
 def batch_norm() -> Workload:
-    """Over single numbers: of one sample there is nothing to normalise."""
+    """Return a model with batch norm over single values, which cannot normalise a single sample."""
 
     def model() -> nn.Module:
         hidden = [layer for _ in range(2) for layer in (nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh())]
@@ -42,7 +42,7 @@ def batch_norm() -> Workload:
     return replace(float64(), model=model)
 
 
-def _doubled(request: DataRequest) -> Data:
+def _float64_shapes(request: DataRequest) -> Data:
     data = load_shapes(request, size=IMAGE)
     assert data.tensors is not None
     return Data(data.source, (data.tensors[0].double(), data.tensors[1].double()))
@@ -60,7 +60,7 @@ def small_transformer() -> Workload:
 
 
 class Skipping(nn.Module):
-    """What goes in is needed at the end; no list of stages could say so."""
+    """Has a skip from the first to the last layer, which a list of stages cannot express."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,20 +82,20 @@ def skipping() -> Workload:
 
 
 def in_place() -> Workload:
-    """Activations that overwrite what they are given, and twice would be once too often."""
+    """Return a model with in-place activations, which must not be applied twice."""
     sizes = (6, 5, 5, 5, 3)
 
     def model() -> nn.Module:
         layers: list[nn.Module] = []
-        for taken, given in itertools.pairwise(sizes):
-            layers += [nn.Linear(taken, given), nn.LeakyReLU(0.3, inplace=True)]
+        for inputs, outputs in itertools.pairwise(sizes):
+            layers += [nn.Linear(inputs, outputs), nn.LeakyReLU(0.3, inplace=True)]
         return nn.Sequential(*layers[:-1]).double()
 
     return replace(float64(), model=model)
 
 
 def keeping() -> Workload:
-    """Activations first, weights last: where its stages hold the same depends on the samples."""
+    """Return a model with activations first and weights last, whose balanced split depends on the samples."""
 
     def model() -> nn.Module:
         activations, weights = [nn.Tanh() for _ in range(8)], [nn.Linear(20, 20) for _ in range(2)]
@@ -105,7 +105,7 @@ def keeping() -> Workload:
 
 
 class Branches(nn.Module):
-    """No sequence, and torch.export cannot follow it: it looks at its numbers."""
+    """Not a sequence and not exportable, because its control flow depends on values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def undeclared() -> Workload:
 
 
 class Named(nn.Module):
-    """A sequence that is no nn.Sequential."""
+    """Sequence of two layers that is not an nn.Sequential."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def tied() -> Workload:
 
 
 class _Tied(nn.Module):
-    """No chain of layers, as far as one can tell: torch.export cuts it, and gives each part weights of its own."""
+    """Has tied weights but is not a sequence: torch.export splits it and gives each part its own weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def tied_unchained() -> Workload:
 
 
 class Norms(nn.Module):
-    """What it does differs between training and evaluation; a head of attention, because that asks for itself."""
+    """Computes differently in training and evaluation, in batch norm, dropout and attention."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -178,13 +178,13 @@ class Norms(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         value = self.drop(torch.tanh(self.norm(self.first(inputs)))) * self.scale
         row = value.unsqueeze(1)
-        attended = self.attention(row, row, row, need_weights=False)[0]
-        result: Tensor = self.last(attended.squeeze(1) + value)
+        sessions = self.attention(row, row, row, need_weights=False)[0]
+        result: Tensor = self.last(sessions.squeeze(1) + value)
         return result
 
 
 def norms() -> Workload:
-    """Not with Adam, which makes much of the rounding in what is no gradient: over one key attention learns nothing."""
+    """Return a workload without Adam, which would amplify rounding errors in the zero gradients of attention."""
     return replace(float64(), model=lambda: Norms(0.0).double(), optimizer="momentum")
 
 
@@ -193,7 +193,7 @@ def dropping() -> Workload:
 
 
 class Dictionaries(nn.Module):
-    """A list of what is never called itself."""
+    """Has a list of containers that are never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def dictionaries() -> Workload:
 
 
 class Uncalled(nn.Module):
-    """Uses what the layers of a list hold without a call of them; inside the second list it calls what is in them."""
+    """Uses the weights of one list of layers without calling them, and calls the contents of another list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ def uncalled() -> Workload:
 
 
 class OnlyHeld(nn.Module):
-    """Of its layers only the last is called."""
+    """Uses the weights of its layers and calls only the last layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ def only_held() -> Workload:
 
 
 class Output(nn.Module):
-    """The first layer's weights once more, at the end."""
+    """Uses the weights of the first layer again at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class _Turned(nn.Module):
 
 
 def turned() -> Workload:
-    """What two of its layers hand on has the samples in another dimension than the first."""
+    """Return a model in which two layers pass on tensors whose first dimension is not the batch."""
 
     def model() -> nn.Module:
         layers = [nn.Linear(6, 5), nn.Tanh(), _Turned(), nn.Identity(), _Turned(), nn.Linear(5, 4), nn.Linear(4, 3)]
@@ -287,24 +287,24 @@ def turned() -> Workload:
 
 
 def wrongly_declared() -> Workload:
-    """Says nothing of the activation between its stages."""
+    """Declare stages that leave out the activation between them."""
     return replace(float64(), model=lambda: Activated(0.0).double(), stages=lambda model: [model.body, model.head])  # type: ignore[list-item]
 
 
 def dropout_left_out() -> Workload:
-    """Says nothing of the dropout between its stages, which only training shows."""
+    """Declare stages that leave out the dropout between them, which only shows in training."""
     return replace(wrongly_declared(), model=lambda: Activated(0.5).double())
 
 
 class Two(Named):
-    """Gives what it was given as well, looking at numbers or not."""
+    """Returns its input as well; reads values if `looks` is set."""
 
-    def __init__(self, looks: bool = False) -> None:
+    def __init__(self, reads_values: bool = False) -> None:
         super().__init__()
-        self.looks = looks
+        self.reads_values = reads_values
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        assert not self.looks or inputs.sum() != 0
+        assert not self.reads_values or inputs.sum() != 0
         return super().forward(inputs), inputs
 
 
@@ -313,7 +313,7 @@ def two_tensors() -> Workload:
 
 
 def two_tensors_by_numbers() -> Workload:
-    return replace(two_tensors(), model=lambda: Two(looks=True).double())
+    return replace(two_tensors(), model=lambda: Two(reads_values=True).double())
 
 
 def backwards() -> Workload:
@@ -321,7 +321,7 @@ def backwards() -> Workload:
 
 
 class Activated(Named):
-    """With something between what could be its stages."""
+    """Has an activation or dropout between the modules that could be its stages."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model that reads the weights of its last layer once more, in its first and without gradient; imported by name."""
+"""Model that also uses the detached weights of a late layer at its beginning; ranks import it by name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from torch import Tensor, nn
 from torch.nn import functional
 
-from scalewise.workloads.workload import Workload
+from scalewise.models.workload import Workload
 from tests.tiny import CLASSES, INPUTS, float32
 
 WIDTH, LAYERS = 384, 6
-"""Enough for the last layer to have come back from a server before backward is through."""
+"""Large enough for the new weights of the last layer to arrive during backward."""
 
 
 class Detached(nn.Module):

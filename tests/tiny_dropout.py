@@ -1,4 +1,4 @@
-"""Models that draw random numbers while they train, and remember which; ranks import them by name."""
+"""Models that record the random numbers that they draw in training; ranks import them by name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from scalewise.workloads.workload import Workload
+from scalewise.models.workload import Workload
 from tests.tiny import CLASSES, INPUTS, float64
 
 WIDTH = 40
 
 
 class Remembered(nn.Module):
-    """Dropout whose mask of the last first sample is in the model's state."""
+    """Dropout that keeps its last mask of the first sample in a buffer."""
 
     mask: Tensor
 
@@ -25,14 +25,14 @@ class Remembered(nn.Module):
         self.register_buffer("mask", torch.zeros(WIDTH))
 
     def forward(self, value: Tensor) -> Tensor:
-        kept = functional.dropout(torch.ones_like(value), 0.5, self.training)
+        mask = functional.dropout(torch.ones_like(value), 0.5, self.training)
         if self.training:
-            self.mask.copy_(kept[0])
-        return value * kept
+            self.mask.copy_(mask[0])
+        return value * mask
 
 
 def remembered() -> Workload:
-    """Two such layers, which are in different stages where there are two or more."""
+    """Return a model with two recorded dropouts, in different stages if there are several."""
 
     def model() -> nn.Module:
         first, second, last = nn.Linear(INPUTS, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
@@ -42,7 +42,7 @@ def remembered() -> Workload:
 
 
 def paired() -> Workload:
-    """Two layers that are cut, into unequal parts, and dropout behind them."""
+    """Return a model with two layers that are split unevenly, followed by dropout."""
 
     def model() -> nn.Module:
         first, second, last = nn.Linear(INPUTS, 7), nn.Linear(7, WIDTH), nn.Linear(WIDTH, CLASSES)
@@ -52,7 +52,7 @@ def paired() -> Workload:
 
 
 class Seen(nn.Module):
-    """Dropout that says what it kept at the last call."""
+    """Dropout that keeps its last mask in an attribute."""
 
     kept: Tensor
 
@@ -62,7 +62,7 @@ class Seen(nn.Module):
 
 
 class Split(nn.Module):
-    """Dropout where every part of a cut model has all features, and where each has some: `columns=up,rows=down`."""
+    """Has dropout on whole and on split features, with `columns=up,rows=down`."""
 
     def __init__(self, inner: int, again: bool = False) -> None:
         super().__init__()
@@ -91,17 +91,17 @@ def uneven() -> Workload:
 
 
 def uneven_again() -> Workload:
-    """What lies between columns and rows is computed once more for backward."""
+    """Return a model with activation checkpointing between column and row layers."""
     return replace(float64(), name="uneven", model=lambda: Split(2 * WIDTH + 1, again=True).double())
 
 
 class WholeSamples(Split):
-    """Drops whole samples, of which every part of a cut model has some features."""
+    """Drops whole samples, of which each part of a split model has some features."""
 
     def _middle(self, value: Tensor) -> Tensor:
         inner = self.up(value)
-        kept = torch.rand(len(value), 1, dtype=value.dtype, device=value.device) > 0.5
-        result: Tensor = self.down(inner * kept)
+        mask = torch.rand(len(value), 1, dtype=value.dtype, device=value.device) > 0.5
+        result: Tensor = self.down(inner * mask)
         return result
 
 

@@ -1,4 +1,4 @@
-"""Models of which some layers are not trained; ranks import them by name."""
+"""Models with frozen layers; ranks import them by name."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from scalewise.workloads.workload import Workload
+from scalewise.models.workload import Workload
 from tests.tiny import CLASSES, INPUTS, float32
 
-WIDTH = 256
-"""Nearly all of the memory is weights."""
+WIDTH = 640
+"""Wide enough for weights to dominate the memory."""
 
 
 def first() -> Workload:
-    """As in fine-tuning: those that come first keep what they know."""
+    """Return a model with frozen first layers, as in fine-tuning."""
     return _frozen(0, 2)
 
 
@@ -23,8 +23,8 @@ def middle() -> Workload:
 
 
 def _frozen(*layers: int) -> Workload:
-    def model() -> nn.Module:
-        made = nn.Sequential(
+    def build() -> nn.Module:
+        model = nn.Sequential(
             nn.Linear(INPUTS, WIDTH),
             nn.Tanh(),
             nn.Linear(WIDTH, WIDTH),
@@ -36,14 +36,14 @@ def _frozen(*layers: int) -> Workload:
             nn.Linear(WIDTH, CLASSES),
         )
         for layer in layers:
-            made[layer].requires_grad_(False)
-        return made
+            model[layer].requires_grad_(False)
+        return model
 
-    return replace(float32(), model=model)
+    return replace(float32(), model=build)
 
 
 class Half(nn.Module):
-    """Has two layers, and calls one."""
+    """Has two layers and calls one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Half(nn.Module):
 
 
 def never() -> Workload:
-    """Some weights of layers that are gathered get no gradient."""
+    """Return a model in which some weights of gathered layers get no gradient."""
     return replace(
         float32(),
         model=lambda: nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), Half(), Half(), nn.Linear(WIDTH, CLASSES)),
@@ -63,8 +63,8 @@ def never() -> Workload:
 
 
 def few_rows() -> Workload:
-    """Fewer than four devices have use for; and all of it learns."""
+    """Return a trainable model whose last layer has fewer rows than four devices could share."""
     return replace(
         float32(),
-        model=lambda: nn.Sequential(nn.Linear(INPUTS, 40_000), nn.Tanh(), nn.Linear(40_000, CLASSES)),
+        model=lambda: nn.Sequential(nn.Linear(INPUTS, 80_000), nn.Tanh(), nn.Linear(80_000, CLASSES)),
     )

@@ -1,4 +1,4 @@
-"""A transformer and a U-Net small enough for contracts to be checked in seconds, with sizes that nothing divides."""
+"""Small transformers and U-Nets with sizes that no number of devices divides; ranks import them by name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from scalewise.data.data import Data, DataRequest
-from scalewise.workloads.classification import classification_loss
-from scalewise.workloads.transformer import next_token_accuracy, next_token_loss, transformer
-from scalewise.workloads.unet import pixel_accuracy, unet
-from scalewise.workloads.workload import Workload
+from scalewise.data.dataset import Data, DataRequest
+from scalewise.models.transformer import next_token_accuracy, next_token_loss, transformer
+from scalewise.models.unet import pixel_accuracy, unet
+from scalewise.models.workload import Workload, classification_loss
 from tests.tiny import float64
 from tests.tiny_cut import OnlyHeld
 
@@ -22,7 +21,7 @@ CONTEXT, VOCABULARY, PIXELS = 6, 11, 8
 
 
 def transformer64() -> Workload:
-    """Five heads, so that devices have one, two or three of them."""
+    """Return a transformer with five heads, so that a device has one, two or three."""
     return _transformer("transformer64", torch.float64, "adam")
 
 
@@ -79,7 +78,7 @@ def _images(request: DataRequest, dtype: torch.dtype) -> Data:
 
 
 class Gated(nn.Module):
-    """Two layers that take in the same and meet again: `columns=gate+up,rows=down`."""
+    """Has two layers with the same input whose product is the input of a third: `columns=gate+up,rows=down`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,18 +98,18 @@ def gated64() -> Workload:
 
 
 def tied64() -> Workload:
-    """Two layers with the same weights."""
+    """Return a model with two layers that share weights."""
 
     def model() -> nn.Module:
-        made = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
-        made[2].weight = made[0].weight
-        return made.to(torch.float64)
+        layers = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+        layers[2].weight = layers[0].weight
+        return layers.to(torch.float64)
 
     return replace(float64(), name="tied64", model=model)
 
 
 class Listed(nn.Module):
-    """Weights in a list that no layer owns."""
+    """Has weights in a ParameterList, which is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,12 +128,12 @@ def listed64() -> Workload:
 
 
 def held64() -> Workload:
-    """Uses what layers hold without a call of them."""
+    """Return a model that uses the weights of layers without calling them."""
     return replace(float64(), name="held64", model=lambda: OnlyHeld().to(torch.float64))
 
 
 class Normed(Gated):
-    """Looks at all features at once where `columns=gate+up,rows=down` gives every device some."""
+    """Normalises over all features between `columns=gate+up` and `rows=down`, where a device has only some."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.enter(inputs)

@@ -1,4 +1,4 @@
-"""Workloads whose ranks come to harm while they train; named on the command line by tests."""
+"""Workloads whose ranks fail during training; tests name them on the command line."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from scalewise.workloads.workload import Workload
+from scalewise.models.workload import Workload
 from tests.tiny import float32
 
 
 def killed() -> Workload:
-    return _harmed(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    return _failing(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def raises() -> Workload:
-    return _harmed(_raise)
+    return _failing(_raise)
 
 
 def first_killed() -> Workload:
-    return _harmed(lambda: os.kill(os.getpid(), signal.SIGKILL), rank=0)
+    return _failing(lambda: os.kill(os.getpid(), signal.SIGKILL), rank=0)
 
 
 def out_of_memory() -> Workload:
-    return _harmed(_run_out_of_memory)
+    return _failing(_run_out_of_memory)
 
 
 def hangs() -> Workload:
-    return _harmed(lambda: time.sleep(3600))
+    return _failing(lambda: time.sleep(3600))
 
 
 def _raise() -> None:
@@ -43,8 +43,8 @@ def _run_out_of_memory() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
 
-def _harmed(harm: Callable[[], object], rank: int = 1) -> Workload:
-    """That rank comes to harm at its fourth step."""
+def _failing(fail: Callable[[], object], rank: int = 1) -> Workload:
+    """Return a workload in which one rank fails at its fourth step."""
     tiny = float32()
     calls = 0
 
@@ -52,7 +52,7 @@ def _harmed(harm: Callable[[], object], rank: int = 1) -> Workload:
         nonlocal calls
         calls += 1
         if calls == 4 and os.environ["SCALEWISE_RANK"] == str(rank):
-            harm()
+            fail()
         return tiny.loss(outputs, targets)
 
     return replace(tiny, loss=loss)

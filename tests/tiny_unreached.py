@@ -1,4 +1,4 @@
-"""Workloads whose steps do not give every parameter a gradient; ranks import them by name."""
+"""Workloads in which some parameters get no gradient; ranks import them by name."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from scalewise.workloads.workload import Workload
+from scalewise.models.workload import Workload
 from tests.tiny import CLASSES, INPUTS, float32
 
 
 def never() -> Workload:
-    """One of its layers is never called, between two that are."""
+    """Return a model whose middle layer is never called."""
     return replace(float32(), model=lambda: Gated(lambda _: False))
 
 
 def never_in_a_row() -> Workload:
-    """The same inside each of four layers that can be cut apart."""
+    """Return a sequence of four modules, each with a layer that is never called."""
     width = [INPUTS, 5, 5, 5, CLASSES]
-    return replace(float32(), model=lambda: nn.Sequential(*(Half(takes, gives) for takes, gives in pairwise(width))))
+    return replace(
+        float32(), model=lambda: nn.Sequential(*(Half(inputs, outputs) for inputs, outputs in pairwise(width)))
+    )
 
 
 def at_first() -> Workload:
-    """Called for the first sample, with which it is tried, and for no whole batch."""
+    """Return a model whose middle layer is called for the single sample of the check but for no batch."""
     return replace(float32(), model=lambda: Gated(lambda inputs: len(inputs) == 1))
 
 
 def later() -> Workload:
-    """The other way round."""
+    """Return a model whose middle layer is called for batches but not for the single sample of the check."""
     return replace(float32(), model=lambda: Gated(lambda inputs: len(inputs) > 1))
 
 
 def at_random() -> Workload:
-    """Skipped in every other step or so, as Python's own random numbers have it."""
+    """Return a model whose middle layer is skipped at random, by Python's generator."""
     return replace(float32(), model=lambda: Gated(lambda _: random.random() < 0.5))
 
 
 def frozen() -> Workload:
-    """Its first layer does not learn."""
+    """Return a model with a frozen first layer."""
 
     def model() -> nn.Module:
         layers = nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh(), nn.Linear(5, CLASSES))
@@ -51,11 +53,11 @@ def frozen() -> Workload:
 
 
 class Half(nn.Module):
-    """Has two layers, and calls one."""
+    """Has two layers and calls one."""
 
-    def __init__(self, takes: int, gives: int) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.called, self.never = nn.Linear(takes, gives), nn.Linear(takes, gives)
+        self.called, self.never = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self.called(inputs).tanh()
@@ -63,7 +65,7 @@ class Half(nn.Module):
 
 
 class Gated(nn.Module):
-    """Calls the layer in the middle for some inputs."""
+    """Calls its middle layer for some inputs only."""
 
     def __init__(self, calls: Callable[[Tensor], bool]) -> None:
         super().__init__()

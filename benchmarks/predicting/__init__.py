@@ -1,1 +1,1 @@
-"""Parts of `predict_here.py`."""
+"""Modules of `predict_here.py`."""

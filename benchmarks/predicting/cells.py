@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 from predicting.machine import LOOPBACK
 from predicting.quiet import say
-from scalewise.clusters.cluster import Cluster
-from scalewise.errors import UserError
-from scalewise.prediction.predict import Predictor
-from scalewise.results.profile import ProfileDocument
+from scalewise.core.errors import UserError
+from scalewise.formats.profile import ProfileDocument
+from scalewise.hardware.cluster import Cluster
+from scalewise.predict.predictor import Predictor
 from scalewise.strategies.registry import strategy_of
 
 ALONE = "single"
-"""Not scored: how far the machine is from what it was when one device was profiled, which no model can foresee."""
+"""Baseline strategy. Its own error is not scored: it only shows how the machine's speed changed since the profile."""
 ALL = ("mirrored", "ring", "data-parallel", "parameter-server", "central-storage", "layers", "pipeline", "tensor")
 ONE_HOST = ("central-storage",)
 
 Key = tuple[str, str, str, int, int]
-"""Workload, strategy, link, batch, devices."""
+"""Key of a cell: workload, strategy, link, batch, devices."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Seconds of a step, predicted and measured."""
+    """Predicted and measured step time (seconds) of one combination."""
 
     workload: str
     strategy: str
@@ -44,7 +44,7 @@ class Cell:
 
     @property
     def alone(self) -> Key:
-        """What it is compared with."""
+        """Key of the baseline: one device at the same batch."""
         return self.workload, ALONE, LOOPBACK, self.batch, 1
 
     @property
@@ -72,22 +72,22 @@ def predicted(
 ) -> Iterator[Cell]:
     for name, profile in profiles.items():
         batches = workloads[name]
-        alone_told = set()
+        batches_with_baseline = set()
         for (link, devices), cluster in clusters.items():
             predictor = Predictor(profile, cluster)
             for batch in batches:
                 alone = predictor.predict(strategy_of(ALONE), 1, batch)
-                if batch not in alone_told:
+                if batch not in batches_with_baseline:
                     yield Cell(name, ALONE, LOOPBACK, batch, 1, alone.seconds, alone.low, alone.high, alone.seconds)
-                    alone_told.add(batch)
+                    batches_with_baseline.add(batch)
                 for strategy in strategies_on(link, strategies):
                     try:
-                        made = predictor.predict(strategy_of(strategy), devices, batch)
+                        step = predictor.predict(strategy_of(strategy), devices, batch)
                     except UserError as error:
                         say(f"left out: {name}, {strategy}, {devices} devices: {error}")
                         continue
-                    yield Cell(name, strategy, link, batch, devices, made.seconds, made.low, made.high, alone.seconds)
+                    yield Cell(name, strategy, link, batch, devices, step.seconds, step.low, step.high, alone.seconds)
 
 
-def strategies_on(link: str, chosen: Sequence[str]) -> list[str]:
-    return [name for name in chosen if link == LOOPBACK or name not in ONE_HOST]
+def strategies_on(link: str, strategies: Sequence[str]) -> list[str]:
+    return [name for name in strategies if link == LOOPBACK or name not in ONE_HOST]

@@ -1,4 +1,4 @@
-"""What cells run on: devices of one kind, each with the same share whatever their number, and their links."""
+"""Devices that cells run on: all of one kind, each with the same share of a GPU whatever their number, and links."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scalewise.errors import UserError
-from scalewise.session.placement import Placement
+from scalewise.core.errors import UserError
+from scalewise.launch.placement import Placement
 
 LOOPBACK = "loopback"
 FEWEST = 2
 MACHINE = "machine.json"
 GPU_SAMPLES = 1200
-"""Every rank makes its data anew in every session, and sessions of slices follow each other."""
+"""Samples on GPUs. Few, because every rank generates its data again in every session."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Kept in the folder."""
+    """Device kind and device counts, saved in the output folder."""
 
     device_kind: str = "cpu"
     devices: tuple[int, ...] = (FEWEST,)
@@ -28,27 +28,27 @@ class Machine:
     @classmethod
     def of(cls, device_kind: str, devices: Sequence[int]) -> Machine:
         if min(devices) < FEWEST:
-            raise UserError(f"--devices {min(devices)} is what others are compared with; valid: {FEWEST} or more")
+            raise UserError(f"--devices {min(devices)} is the baseline; valid: {FEWEST} or more")
         share = 100 // max(devices) if device_kind == "slice" else None
         return cls(device_kind, tuple(sorted(set(devices))), share)
 
     @classmethod
-    def in_folder(cls, out: Path, asked: Machine | None) -> Machine:
-        """As asked, which must be what the folder was made with."""
+    def in_folder(cls, out: Path, requested: Machine | None) -> Machine:
+        """Return the machine saved in the folder, or save the requested one; raise UserError if they differ."""
         path = out / MACHINE
         if path.exists():
-            kept = json.loads(path.read_text())
-            found = cls(kept["device_kind"], tuple(kept["devices"]), kept["slice_percent"])
+            content = json.loads(path.read_text())
+            machine = cls(content["device_kind"], tuple(content["devices"]), content["slice_percent"])
         else:
-            found = asked or cls()
-            path.write_text(json.dumps(asdict(found)))
-        if asked not in (None, found):
-            raise UserError(f"{out} holds {found}, not {asked}; name another --out")
-        return found
+            machine = requested or cls()
+            path.write_text(json.dumps(asdict(machine)))
+        if requested not in (None, machine):
+            raise UserError(f"{out} holds {machine}, not {requested}; choose another --out")
+        return machine
 
     @property
     def drifts(self) -> bool:
-        """A core of a shared machine may be a third slower ten minutes later; a GPU that nobody shares is not."""
+        """Whether the speed changes over minutes: a core of a shared machine may, an unshared GPU does not."""
         return self.device_kind == "cpu"
 
     @property
@@ -56,9 +56,9 @@ class Machine:
         return None if self.device_kind == "cpu" else GPU_SAMPLES
 
     def placement(self, devices: int, link: str, servers: int = 0) -> Placement:
-        hosts, speed = hosts_of(link) if devices > 1 else (1, None)
+        hosts, bandwidth = hosts_of(link) if devices > 1 else (1, None)
         return Placement(
-            devices, self.device_kind, hosts=hosts, link=speed, slice_percent=self.slice_percent, servers=servers
+            devices, self.device_kind, hosts=hosts, link=bandwidth, slice_percent=self.slice_percent, servers=servers
         )
 
 

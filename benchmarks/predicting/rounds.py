@@ -1,4 +1,4 @@
-"""Rounds: profile, predict, run, and once more."""
+"""Rounds of profiling, predicting and measuring all cells."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from itertools import product
 from pathlib import Path
 
 from predicting.cells import Cell, Key, predicted
-from predicting.look import Look
+from predicting.look import MachineFiles
 from predicting.machine import Machine
 from predicting.measured import measure
 from predicting.progress import Progress
-from scalewise.verbs.sessions import Sessions
+from scalewise.training.session_pool import Sessions
 
 Workloads = Mapping[str, Sequence[int]]
-"""And their batches."""
+"""Batches by workload."""
 
 
 @dataclass(frozen=True)
-class Question:
+class Experiment:
+    """Cells to predict and measure, and the folder for their files."""
+
     out: Path
     machine: Machine
     workloads: Workloads
@@ -35,43 +37,45 @@ class Question:
         return sorted(self.out.glob("round-*"))
 
     def groups(self) -> list[Workloads]:
-        """What is profiled at a time: on a machine that drifts, no more than is run in the next minutes."""
+        """Workloads to profile at a time: on a machine whose speed drifts, only those that are measured next."""
         if not self.machine.drifts:
             return [self.workloads]
         return [{name: batches} for name, batches in self.workloads.items()]
 
     def cells(self, folder: Path, workloads: Workloads | None = None) -> list[Cell]:
-        """Predicted from what is measured now, if workloads are named; else from what the folder has."""
-        look = Look(self.out, folder, self.machine, quick=self.quick, only_kept=workloads is None)
-        clusters = look.clusters(self.links)
-        profiles = look.profiles(workloads or self.workloads)
+        """Predicted cells: of `workloads`, measuring clusters and profiles that are missing; without `workloads`, from
+        the files in the folder."""
+        files = MachineFiles(self.out, folder, self.machine, quick=self.quick, only_saved=workloads is None)
+        clusters = files.clusters(self.links)
+        profiles = files.profiles(workloads or self.workloads)
         return list(predicted(profiles, clusters, self.workloads, self.strategies))
 
 
-def run_rounds(question: Question, rounds: int, budget_seconds: float | None) -> None:
-    """Until every cell has a block of each round, or the time is spent."""
+def run_rounds(experiment: Experiment, rounds: int, budget_seconds: float | None) -> None:
+    """Run rounds until every cell has one block per round, or the time budget is spent."""
     left_out: set[Key] = set()
     progress: Progress | None = None
     with Sessions() as sessions:
-        for number, group in product(range(1, rounds + 1), question.groups()):
-            folder = question.folder(number)
+        for number, group in product(range(1, rounds + 1), experiment.groups()):
+            folder = experiment.folder(number)
             folder.mkdir(exist_ok=True)
-            cells = [cell for cell in question.cells(folder, group) if cell.key not in left_out]
-            _keep(folder, cells)
-            progress = progress or Progress(rounds * len(cells) * len(question.groups()), budget_seconds)
+            cells = [cell for cell in experiment.cells(folder, group) if cell.key not in left_out]
+            _save(folder, cells)
+            progress = progress or Progress(rounds * len(cells) * len(experiment.groups()), budget_seconds)
             progress.round = number
-            left_out.update(measure(folder, cells, question.machine, sessions, progress))
+            left_out.update(measure(folder, cells, experiment.machine, sessions, progress))
             if progress.spent:
                 return
 
 
-def _keep(folder: Path, cells: Sequence[Cell]) -> None:
-    """Beside those of the workloads before; what was predicted once stays."""
+def _save(folder: Path, cells: Sequence[Cell]) -> None:
+    """Add predictions to those of other workloads. Predictions that are already saved are not replaced."""
     path = folder / "predictions.json"
-    before = json.loads(path.read_text()) if path.exists() else []
-    known = {_name(cell) for cell in before}
-    path.write_text(json.dumps(before + [made for made in map(asdict, cells) if _name(made) not in known], indent=1))
+    saved = json.loads(path.read_text()) if path.exists() else []
+    saved_keys = {_key(cell) for cell in saved}
+    new = [cell for cell in map(asdict, cells) if _key(cell) not in saved_keys]
+    path.write_text(json.dumps(saved + new, indent=1))
 
 
-def _name(cell: Mapping[str, object]) -> tuple[object, ...]:
+def _key(cell: Mapping[str, object]) -> tuple[object, ...]:
     return tuple(cell[name] for name in ("workload", "strategy", "link", "batch", "devices"))

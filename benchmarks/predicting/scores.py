@@ -1,4 +1,4 @@
-"""How far predictions were off, as numbers and as tables."""
+"""Errors of the predictions, as numbers and as tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from predicting.cells import ALONE, Cell, Key
-from scalewise.results.units import seconds_text
+from scalewise.core.units import seconds_text
 
 Scores = dict[str, float | int | None]
 SECONDS = ("predicted", "low", "high", "alone_predicted", "measured", "alone_measured")
@@ -20,7 +20,7 @@ def scores(cells: Sequence[Cell]) -> Scores:
     errors = sorted(100 * abs(cell.error) for cell in cells)
     choked = [cell for cell in cells if cell.choked]
     alarms = [cell for cell in cells if cell.foreseen_choke]
-    right = [cell for cell in choked if cell.foreseen_choke]
+    foreseen = [cell for cell in choked if cell.foreseen_choke]
     return {
         "cells": len(cells),
         "median_error_percent": median(errors),
@@ -28,8 +28,8 @@ def scores(cells: Sequence[Cell]) -> Scores:
         "worst_error_percent": errors[-1],
         "bias_percent": 100 * median(cell.error for cell in cells),
         "choking": len(choked),
-        "choke_recall_percent": 100 * len(right) / len(choked) if choked else None,
-        "false_alarm_percent": 100 * (len(alarms) - len(right)) / len(alarms) if alarms else None,
+        "choke_recall_percent": 100 * len(foreseen) / len(choked) if choked else None,
+        "false_alarm_percent": 100 * (len(alarms) - len(foreseen)) / len(alarms) if alarms else None,
         "inside_interval_percent": 100 * sum(cell.holds for cell in cells) / len(cells),
     }
 
@@ -42,7 +42,7 @@ def show(cells: Sequence[Cell]) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("workload", "strategy", "link"):
         table.add_column(title, no_wrap=True)
-    for title in ("devices", "batch", "predicted", "90 %", "measured", "error", "one device", "choke"):
+    for title in ("devices", "batch", "predicted", "90% interval", "measured", "error", "one device", "choke"):
         table.add_column(title, justify="right", no_wrap=True)
     for cell in cells:
         table.add_row(
@@ -63,8 +63,8 @@ def show(cells: Sequence[Cell]) -> None:
     Console(width=150, highlight=False).print(table)
 
 
-def middle_of(rounds: Sequence[Sequence[Cell]]) -> list[Cell]:
-    """Of each cell the median of what was predicted, and the median of what was measured."""
+def medians_of(rounds: Sequence[Sequence[Cell]]) -> list[Cell]:
+    """Cells with the medians of their predictions and of their measurements over the rounds."""
     by_key: dict[Key, list[Cell]] = {}
     for cell in (cell for cells in rounds for cell in cells):
         by_key.setdefault(cell.key, []).append(cell)
@@ -75,10 +75,11 @@ def middle_of(rounds: Sequence[Sequence[Cell]]) -> list[Cell]:
 
 
 def show_scores(rounds: Sequence[Sequence[Cell]]) -> None:
-    """The headline is the medians of the rounds; every round by itself is told below it."""
+    """Print scores of the medians over the rounds, of the rounds one by one, and of groups of cells."""
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for title in ("cells", "median", "90 %", "worst", "bias", "choking", "foreseen", "false alarms", "inside"):
+    table.add_column("group")
+    titles = ("cells", "median error", "p90", "worst", "bias", "choking", "foreseen", "false alarms", "in interval")
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     for name, members in _groups(rounds).items():
         if members:
@@ -87,27 +88,27 @@ def show_scores(rounds: Sequence[Sequence[Cell]]) -> None:
 
 
 def _groups(rounds: Sequence[Sequence[Cell]]) -> dict[str, list[Cell]]:
-    middle = middle_of(rounds)
-    cells = scored(middle)
+    medians = medians_of(rounds)
+    cells = scored(medians)
     groups = {"all": cells}
     if len(rounds) > 1:
-        groups["all, each round by itself"] = [cell for made in rounds for cell in scored(made)]
+        groups["all, every round"] = [cell for round_cells in rounds for cell in scored(round_cells)]
     for key in ("workload", "strategy", "link", "devices"):
         values = dict.fromkeys(getattr(cell, key) for cell in cells)
         for value in values if len(values) > 1 else ():
             name = f"{value} devices" if key == "devices" else str(value)
             groups[name] = [cell for cell in cells if getattr(cell, key) == value]
-    groups["(one device)"] = [cell for cell in middle if cell.strategy == ALONE]
+    groups["(one device)"] = [cell for cell in medians if cell.strategy == ALONE]
     return groups
 
 
-def _texts(found: Scores) -> list[str]:
+def _texts(values: Scores) -> list[str]:
     errors = ("median_error_percent", "p90_error_percent", "worst_error_percent")
     rates = ("choke_recall_percent", "false_alarm_percent", "inside_interval_percent")
     return [
-        str(found["cells"]),
-        *(f"{found[key]:.1f} %" for key in errors),
-        f"{found['bias_percent']:+.0f} %",
-        str(found["choking"]),
-        *("-" if found[key] is None else f"{found[key]:.0f} %" for key in rates),
+        str(values["cells"]),
+        *(f"{values[key]:.1f} %" for key in errors),
+        f"{values['bias_percent']:+.0f} %",
+        str(values["choking"]),
+        *("-" if values[key] is None else f"{values[key]:.0f} %" for key in rates),
     ]

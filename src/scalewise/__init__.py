@@ -1,4 +1,7 @@
-"""Will more GPUs make your training faster? The verbs of the command line as functions, loaded when they are called."""
+"""Predict whether more GPUs make training faster.
+
+The functions have the names of the commands. Each is imported on first use, so that `import scalewise` is fast.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scalewise.data.data import Data, DataRequest
-    from scalewise.errors import RunFailed, UserError
-    from scalewise.verbs.advise import advise
-    from scalewise.verbs.attach import attach
-    from scalewise.verbs.describe import describe
-    from scalewise.verbs.doctor import doctor
-    from scalewise.verbs.measure import measure
-    from scalewise.verbs.profile import profile
-    from scalewise.verbs.report import report
-    from scalewise.verbs.train import train
-    from scalewise.verbs.validate import validate
-    from scalewise.workloads.workload import Workload
+    from scalewise.advice.advise import advise
+    from scalewise.core.errors import RunFailed, UserError
+    from scalewise.data.dataset import Data, DataRequest
+    from scalewise.models.describe import describe
+    from scalewise.models.workload import Workload
+    from scalewise.probe.doctor import doctor
+    from scalewise.probe.profile import profile
+    from scalewise.reporting.report import report
+    from scalewise.sweep.measure import measure
+    from scalewise.training.attach import attach
+    from scalewise.training.train import train
+    from scalewise.tuning.tune import tune
+    from scalewise.validation.validate import validate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,28 +38,35 @@ __all__ = [
     "profile",
     "report",
     "train",
+    "tune",
     "validate",
 ]
 
-_HOMES = {
-    "Data": "scalewise.data.data",
-    "DataRequest": "scalewise.data.data",
-    "RunFailed": "scalewise.errors",
-    "UserError": "scalewise.errors",
-    "Workload": "scalewise.workloads.workload",
-    "advise": "scalewise.verbs.advise",
-    "attach": "scalewise.verbs.attach",
-    "describe": "scalewise.verbs.describe",
-    "doctor": "scalewise.verbs.doctor",
-    "measure": "scalewise.verbs.measure",
-    "profile": "scalewise.verbs.profile",
-    "report": "scalewise.verbs.report",
-    "train": "scalewise.verbs.train",
-    "validate": "scalewise.verbs.validate",
+_MODULE_OF_NAME = {
+    "Data": "scalewise.data.dataset",
+    "DataRequest": "scalewise.data.dataset",
+    "RunFailed": "scalewise.core.errors",
+    "UserError": "scalewise.core.errors",
+    "Workload": "scalewise.models.workload",
+    "advise": "scalewise.advice.advise",
+    "attach": "scalewise.training.attach",
+    "describe": "scalewise.models.describe",
+    "doctor": "scalewise.probe.doctor",
+    "measure": "scalewise.sweep.measure",
+    "profile": "scalewise.probe.profile",
+    "report": "scalewise.reporting.report",
+    "train": "scalewise.training.train",
+    "tune": "scalewise.tuning.tune",
+    "validate": "scalewise.validation.validate",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULE_OF_NAME:
+        return getattr(import_module(_MODULE_OF_NAME[name]), name)
     raise AttributeError(f"module 'scalewise' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """Return the names for `dir(scalewise)` and tab completion."""
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The command in this process, recordings to train on, and disks that are full or read-only."""
+"""Fixtures: the command in this process, recordings to train on, full and read-only disks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.data.conftest import write_wav
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own, and no recordings in the environment."""
+    """Use a separate cache folder and no recordings from the environment."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("SCALEWISE_SPEECH", raising=False)
     return tmp_path / "cache" / "scalewise"
@@ -23,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def scalewise(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`scalewise("train", "linear", ...)`: what the command says."""
+    """Return a function that runs the command: `scalewise("train", "linear", ...)`."""
     return in_process(capfd, monkeypatch)
 
 
@@ -38,16 +38,16 @@ def recordings(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a test looks for what was written, or half-written."""
-    made = tmp_path / "out"
-    made.mkdir()
-    return made
+    """Return an empty output folder."""
+    path = tmp_path / "out"
+    path.mkdir()
+    return path
 
 
 def mounted(place: Path, options: str) -> Iterator[Path]:
     place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", place], capture_output=True, check=False)
-    if made.returncode:
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", place], capture_output=True, check=False)
+    if mount.returncode:
         pytest.skip("a tmpfs cannot be mounted here")
     try:
         yield place
@@ -57,7 +57,7 @@ def mounted(place: Path, options: str) -> Iterator[Path]:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system with 16 KiB of room."""
+    """Mount a real file system of 16 KiB."""
     yield from mounted(tmp_path / "full", "size=16k")
 
 
@@ -73,7 +73,7 @@ def read_only_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def fill() -> Callable[[Path], None]:
-    """Leaves no room at all on a disk."""
+    """Return a function that fills a disk completely."""
 
     def filled(disk: Path) -> None:
         with (disk / "filler").open("wb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""`scalewise doctor --save`: what is refused, and what is written where."""
+"""`scalewise doctor --save`: refused options and written files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from scalewise.clusters.catalogue import cluster_of
-from scalewise.session.hardware import device_name
-from scalewise.verbs import here, links
+from scalewise.hardware.catalogue import cluster_of
+from scalewise.launch.devices import device_name
+from scalewise.probe import measure_links
 from tests.command import Run
-from tests.verbs.test_links import seen
+from tests.probe.test_measure_links import measurements
 
 
 @pytest.mark.parametrize(
@@ -26,20 +26,22 @@ from tests.verbs.test_links import seen
         ("--save x.toml --device-kind cpu --link 1gbit", ["1gbit", "--hosts"]),
     ],
 )
-def test_it_says_what_does_not_fit(scalewise: Run, arguments: str, parts: list[str]) -> None:
+def test_options_that_do_not_fit_together_are_refused(scalewise: Run, arguments: str, parts: list[str]) -> None:
     scalewise("doctor", *arguments.split()).refused(2, *parts)
     assert not Path("x.toml").exists()
 
 
-def test_here_is_measured_once_and_kept(scalewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_is_measured_once(scalewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(links, "_look", lambda *_: replace(seen(), device=device_name(links.here_device())))
-    said = scalewise("doctor", "--save", "here", "--devices", 2, "--device-kind", "cpu", "--quick", "--json")
-    document = json.loads(said.stdout)
-    assert (said.code, document["path"], document["devices"]) == (0, str(links.here_path()), 2)
+    monkeypatch.setattr(
+        measure_links, "_measure", lambda *_: replace(measurements(), device=device_name(measure_links.here_device()))
+    )
+    output = scalewise("doctor", "--save", "here", "--devices", 2, "--device-kind", "cpu", "--quick", "--json")
+    document = json.loads(output.stdout)
+    assert (output.code, document["path"], document["devices"]) == (0, str(measure_links.here_path()), 2)
     assert cluster_of(document["path"]).devices[0].name == document["device"]
-    monkeypatch.setattr(here, "measure_links", lambda **_: pytest.fail("it was measured before"))
-    if links.here_device().type == "cpu":
-        cluster, origin = here.cluster_here()
+    monkeypatch.setattr(measure_links, "measure_links", lambda **_: pytest.fail("it was measured before"))
+    if measure_links.here_device().type == "cpu":
+        cluster, origin = measure_links.cluster_here()
         assert (cluster.name, cluster.size) == ("here-2x-cpu", 2)
         assert origin.startswith("links measured by scalewise doctor")

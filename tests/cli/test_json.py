@@ -8,32 +8,35 @@ from typing import Any
 
 import pytest
 
-from scalewise.data import fetch
+from scalewise.data import download
+from scalewise.models.catalogue import CATALOGUE, PUBLISHED
 from scalewise.strategies.registry import STRATEGIES
-from scalewise.workloads.catalogue import CATALOGUE
-from tests.command import Run, Said
-from tests.data.test_fetch import ARCHIVE, SHA256, serving
+from tests.command import Output, Run
+from tests.data.test_download import ARCHIVE, SHA256, serving
 
 TRAIN = {
     "workload", "strategy", "options", "devices", "device_kind", "hosts", "link", "batch", "batch_per_device",
     "precision", "steps", "epochs", "epoch_seconds", "step_seconds", "loss", "accuracy", "phases", "bytes_per_step",
     "parameters", "execution",
 }  # fmt: skip
-BESIDE = {"data", "load", "memory", "peak_memory_bytes", "phases_rank", "samples_per_second", "notes", "checkpoint"}
+BESIDE = {
+    "data", "load", "memory", "peak_memory_bytes", "phases_rank", "samples_per_second", "notes", "checkpoint",
+    "already_finished", "restarts", "compile_mode", "compile_seconds", "convolutions", "memory_format",
+}  # fmt: skip
 DESCRIBE = {
     "workload", "parameters", "parameter_bytes", "input_bytes", "forward_backward_bytes", "flops_per_sample", "layers",
 }  # fmt: skip
 PROFILE = {"workload", "device", "execution", "samples_per_epoch", "parameter_bytes", "layers", "steps"}
 
 
-def document_of(said: Said) -> Any:
-    """The one document; strict, so that NaN is refused as other languages would."""
-    assert (said.code, said.stderr) == (0, "")
+def document_of(output: Output) -> Any:
+    """Parse the one document strictly: NaN is refused."""
+    assert (output.code, output.stderr) == (0, "")
 
     def refuse(constant: str) -> float:
         raise AssertionError(f"{constant} is not JSON")
 
-    return json.loads(said.stdout, parse_constant=refuse)
+    return json.loads(output.stdout, parse_constant=refuse)
 
 
 def test_train(scalewise: Run) -> None:
@@ -94,22 +97,34 @@ def test_describe(name: str, parameters: int, scalewise: Run) -> None:
     assert (document["workload"], document["parameters"]) == (name, parameters)
 
 
+def test_describe_with_the_roofline_of_a_gpu(scalewise: Run) -> None:
+    line = ("describe", "linear", "--gpu", "h200", "--batch", 10, "--step-time", 0.001)
+    roofline = document_of(scalewise(*line, "--json"))["roofline"]
+    assert roofline["fraction_reached"] == roofline["seconds"] / 0.001
+    assert 50e-6 < roofline["peak_seconds"] < roofline["seconds"] < roofline["unfused_seconds"] < 300e-6
+    assert roofline["operators"][0]["phase"] == "update"
+    text = " ".join(scalewise(*line).stdout.split())
+    assert "on H200 SXM 141GB (batch 10, fp32)" in text
+    assert f"reaches {roofline['fraction_reached']:.0%} of that speed" in text
+
+
 def test_profile(scalewise: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalewise.verbs.profiler.SECONDS_PER_BATCH", 0.05)
+    monkeypatch.setattr("scalewise.probe.profile.SECONDS_PER_BATCH", 0.05)
     path = folder / "p.json"
     line = ("profile", "tests.tiny:float32", "--device-kind", "cpu", "--batch", "4,8", "--json", "--out", path)
     document = document_of(scalewise(*line))
     more = {"input_bytes", "precision", "data", "versions", "footprint", "measured_at", "least_seconds", "in_step"}
-    assert set(document) == PROFILE | more | {"epoch_told", "source"}
+    assert set(document) == PROFILE | more | {"epoch_told", "source", "module_calls", "quality", "training_flops"}
     assert document == json.loads(path.read_text())
     assert [step["batch"] for step in document["steps"]] == [4, 8]
     for step in document["steps"]:
         assert set(step) == {
             "batch", "forward", "backward", "update", "load", "ready", "step_seconds", "peak_memory_bytes",
+            "uncertainty",
         }  # fmt: skip
         parts = step["load"] + step["forward"] + step["backward"] + step["update"]
         assert parts == pytest.approx(step["step_seconds"])
-    assert set(document["layers"][0]) == {"name", "parameter_bytes", "activation_bytes", "flops"}
+    assert set(document["layers"][0]) == {"name", "module", "parameter_bytes", "activation_bytes", "flops"}
     assert sum(layer["parameter_bytes"] for layer in document["layers"]) == document["parameter_bytes"] == 4 * 53
     assert (document["samples_per_epoch"], document["execution"]) == (16, "eager")
     assert list(folder.iterdir()) == [path]
@@ -121,7 +136,7 @@ def test_list_strategies(scalewise: Run) -> None:
     assert [row["name"] for row in document["strategies"]] == list(STRATEGIES)
     assert document["strategies"][0] == {
         "name": "single",
-        "summary": "one device; the reference",
+        "summary": "one device; the baseline of all other strategies",
         "exact": True,
         "options": {},
         "choices": {},
@@ -130,7 +145,7 @@ def test_list_strategies(scalewise: Run) -> None:
 
 def test_list_workloads(scalewise: Run) -> None:
     document = document_of(scalewise("list", "workloads", "--json"))
-    assert [row["name"] for row in document["workloads"]] == list(CATALOGUE)
+    assert [row["name"] for row in document["workloads"]] == [*CATALOGUE, *PUBLISHED]
     unet = document["workloads"][2]
     assert unet["options"] == {"width": 8, "depth": 3, "norm": "none", "size": 64}
 
@@ -149,7 +164,24 @@ def test_doctor(scalewise: Run) -> None:
 def test_data(scalewise: Run, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with serving(ARCHIVE) as server:
-        monkeypatch.setattr(fetch.fetch_speech, "__defaults__", (server.url, SHA256, None))
+        monkeypatch.setattr(download.fetch_speech, "__defaults__", (server.url, SHA256, None))
         document = document_of(scalewise("data", "speech", "--json"))
     assert document == {"data": "speech", "folder": str(cache / "speech"), "recordings": 2}
     assert scalewise("data", "speech").stdout == f"2 recordings in {cache / 'speech'}\n"
+
+
+def test_tune(scalewise: Run, cache: Path, folder: Path) -> None:
+    line = ("tune", "tests.tiny:float32", "--device-kind", "cpu", "--batch", 4, "--time-limit", 0.01, "--out", folder)
+    document = document_of(scalewise(*line, "--json"))
+    assert set(document) == {
+        "workload", "device", "device_kind", "batch", "precision", "data", "trials", "best", "offers",
+        "roofline_seconds", "fraction_reached", "roofline", "batches", "command", "arguments", "code", "versions",
+        "measured_at", "interrupted", "notes", "saved_in",
+    }  # fmt: skip
+    assert document["trials"][0] == document["best"]
+    assert document["best"]["options"]["execution"] == "eager"
+    assert {trial["skipped"] for trial in document["trials"][1:]} == {"the time limit was reached"}
+    assert Path(document["saved_in"]).is_relative_to(cache)
+    saved = document_of(scalewise(*line, "--json"))
+    assert saved["trials"] == document["trials"]
+    assert {file.name for file in folder.iterdir()} == {"tune.json", "tune.png", "tune.svg"}

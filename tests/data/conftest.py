@@ -1,4 +1,4 @@
-"""Recordings written by the tests themselves."""
+"""Recordings that tests write, and a cache for each test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_wav(path: Path, samples: Sequence[int], channels: int = 1, rate: int =
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own, and no recordings in the environment."""
+    """Cache folder of the test; $SCALEWISE_SPEECH is not set."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("SCALEWISE_SPEECH", raising=False)
     return tmp_path / "cache" / "scalewise"
@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def recordings(tmp_path: Path) -> Path:
-    """Three recordings: a short one, a silent one, one that is too long."""
+    """Three recordings: a short one, a silent one and one that is too long."""
     folder = tmp_path / "recordings"
     folder.mkdir()
     write_wav(folder / "3_theo_0.wav", [100, -200, 50])

@@ -1,4 +1,4 @@
-"""Tests of the contract in the order of the sessions that they need: each is opened once."""
+"""Order the tests of the contract by the session that they need, so that each session is opened once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _session_of(item: pytest.Item) -> tuple[int, bool, int]:
-    asked = item.callspec.params  # type: ignore[attr-defined]
-    strategy = strategy_of(asked["strategy"])
+    parameters = item.callspec.params  # type: ignore[attr-defined]
+    strategy = strategy_of(parameters["strategy"])
     servers: int = getattr(strategy, "servers", 0)
-    return servers, bool(servers) and not strategy.exact, asked.get("ranks", 2)
+    return servers, bool(servers) and not strategy.exact, parameters.get("ranks", 2)

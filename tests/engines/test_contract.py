@@ -1,4 +1,4 @@
-"""What every exact strategy promises: the weights of single-device training, the planned bytes, phases that sum."""
+"""Every exact strategy gives the weights of single-device training, sends the planned bytes and times all phases."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scalewise.data.data import DataRequest
-from scalewise.engines.engine import Place
-from scalewise.step.settings import Settings
+from scalewise.core.training_options import Settings
+from scalewise.data.dataset import DataRequest
+from scalewise.engines.base import Place
+from scalewise.strategies.base import Strategy
 from scalewise.strategies.registry import STRATEGIES, strategy_of
-from scalewise.strategies.strategy import Strategy
 from scalewise.training.loop import train_on
-from scalewise.training.outcome import Outcome
-from scalewise.training.request import Request
-from scalewise.training.task import train_task
-from scalewise.verbs.outcomes import bytes_per_step
+from scalewise.training.results import Outcome, Request, bytes_per_step
+from scalewise.training.tasks import train_task
 from tests.conftest import DEVICE_KIND, SessionOf
 
 RANKS = [1] if DEVICE_KIND == "cuda" else [1, 2, 3, 4]
@@ -32,7 +30,7 @@ MORE = ["hybrid:stages=2"]
 
 
 def on_ranks(strategies: list[str]) -> list[tuple[str, int]]:
-    """Two devices share a model in hybrid."""
+    """Return all pairs of strategy and rank count; hybrid needs an even number of ranks."""
     return [(name, ranks) for name in strategies for ranks in RANKS if not (name.startswith("hybrid") and ranks % 2)]
 
 
@@ -65,7 +63,7 @@ def _weights(path: Path) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[float, torch.Tensor]]:
-    """The loss and the weights that one device comes to."""
+    """Return the loss and the weights of single-device training."""
 
     @cache
     def trained(kind: str, shape: str) -> tuple[float, torch.Tensor]:
@@ -104,7 +102,7 @@ def test_weights_equal_single_device_training(
     ],
 )
 @pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
-def test_weights_that_are_read_without_gradient_too_equal_single_device_training(
+def test_weights_that_are_also_read_detached_equal_single_device_training(
     strategy: str, ranks: int, tmp_path: Path, session_of: SessionOf
 ) -> None:
     paths = {name: tmp_path / f"{name}.safetensors" for name in ("alone", "spread")}
@@ -124,7 +122,9 @@ def test_weights_that_are_read_without_gradient_too_equal_single_device_training
 
 @pytest.mark.parametrize("strategy", ["mirrored", "ring", "parameter-server", "central-storage"])
 @pytest.mark.skipif(DEVICE_KIND == "cuda", reason="needs two devices")
-def test_accumulating_in_parts_changes_nothing(strategy: str, tmp_path: Path, session_of: SessionOf) -> None:
+def test_gradient_accumulation_does_not_change_the_weights(
+    strategy: str, tmp_path: Path, session_of: SessionOf
+) -> None:
     alone, spread = tmp_path / "alone.safetensors", tmp_path / "spread.safetensors"
     _train(strategy_of("single"), "float64", "short last batch", alone, session_of, 0)
     _train(strategy_of(strategy), "float64", "short last batch", spread, session_of, 2, accumulate=3)
@@ -146,10 +146,14 @@ def test_accumulating_in_parts_changes_nothing(strategy: str, tmp_path: Path, se
         ]
     ),
 )
-def test_planned_bytes_equal_the_kernels_count_and_phases_sum(strategy: str, ranks: int, session_of: SessionOf) -> None:
+def test_planned_bytes_equal_the_kernels_count_and_phases_sum_to_the_step_time(
+    strategy: str, ranks: int, session_of: SessionOf
+) -> None:
     chosen = strategy_of(strategy)
     workload = "synthetic:parameters=600000,flops=2000000"
-    steps = 5 if chosen.exact else 12  # PowerSGD begins with whole gradients, asynchronous workers at their own time
+    steps = (
+        5 if chosen.exact else 12
+    )  # PowerSGD starts with whole gradients, asynchronous workers start at different times
     request = Request(workload, chosen, Settings(12, steps=steps), DataRequest(samples=48))
     session = session_of(ranks, chosen)
     outcomes: list[Outcome] = session.run(train_task, request)
@@ -161,32 +165,32 @@ def test_planned_bytes_equal_the_kernels_count_and_phases_sum(strategy: str, ran
     else:
         assert sent.traced == pytest.approx(sent.planned, rel=0.01)
         plan = chosen.plan(outcomes[0].footprint, ranks, 12)  # type: ignore[arg-type]
-        steps = ranks if strategy == "parameter-server-async" else 1  # one update by each worker is planned
+        steps = ranks if strategy == "parameter-server-async" else 1  # the plan has one update by every worker
         assert sent.planned * steps == plan.bytes_per_step
         assert sent.busiest * steps == pytest.approx(plan.busiest_bytes, rel=0.01)
-    assert (sent.planned > 0) == (ranks > 1 or hasattr(chosen, "servers") or copies)
+    assert (sent.planned > 0) == (ranks > 1 or chosen.servers > 0 or copies)
     for outcome in outcomes:
-        if not outcome.step_seconds:  # an asynchronous worker that others left no work
+        if not outcome.step_seconds:  # other workers did all steps of this asynchronous worker
             continue
         assert sum(outcome.phases.values()) == pytest.approx(median(outcome.step_seconds), rel=0.05)
 
 
-@pytest.mark.skipif(DEVICE_KIND != "cpu", reason="a GPU's epochs are the sums of the steps that it timed")
+@pytest.mark.skipif(DEVICE_KIND != "cpu", reason="on a GPU the epoch time is the sum of timed steps")
 @pytest.mark.parametrize("strategy", [*EXACT, *SERVED, *MORE, "parameter-server-async"])
-def test_phases_leave_out_nothing_of_the_time_that_the_loop_saw_pass(strategy: str, session_of: SessionOf) -> None:
+def test_phases_cover_the_whole_time_of_the_training_loop(strategy: str, session_of: SessionOf) -> None:
     chosen = strategy_of(strategy)
     workload = "synthetic:parameters=600000,flops=20000000"
     request = Request(workload, chosen, Settings(12, epochs=3), DataRequest(samples=72))
     outcomes: list[Outcome] = session_of(2, chosen).run(train_task, request)
     for outcome in filter(lambda outcome: outcome.step_seconds, outcomes):
-        assert _timed_by_phases(outcome) == pytest.approx(1, abs=0.05)
+        assert _fraction_in_phases(outcome) == pytest.approx(1, abs=0.05)
 
 
-def _timed_by_phases(outcome: Outcome) -> float:
-    """How much of the time by the loop's own clock lies inside phases, in the epoch that others disturbed least."""
+def _fraction_in_phases(outcome: Outcome) -> float:
+    """Return the fraction of the loop's own time that phases cover, in the least disturbed epoch."""
     if outcome.updates:
-        passed = sum(update.ended - update.started for update in outcome.updates[-len(outcome.step_seconds) :])
-        return sum(outcome.step_seconds) / passed
+        elapsed = sum(update.ended - update.started for update in outcome.updates[-len(outcome.step_seconds) :])
+        return sum(outcome.step_seconds) / elapsed
     steps = len(outcome.all_seconds) // len(outcome.epoch_seconds)
     return max(
         sum(outcome.all_seconds[epoch * steps : (epoch + 1) * steps]) / seconds

@@ -1,4 +1,4 @@
-"""Layers that a model holds and never calls: nobody changes them, as on one device, and what is sent is planned."""
+"""Layers that a model never calls stay unchanged, as on one device, and the bytes sent equal the plan."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.testing import assert_close
 
-from scalewise.engines.engine import Place
-from scalewise.errors import UserError
-from scalewise.step.settings import Settings
+from scalewise.core.errors import UserError
+from scalewise.core.training_options import Settings
+from scalewise.engines.base import Place
+from scalewise.strategies.base import Strategy
 from scalewise.strategies.registry import strategy_of
-from scalewise.strategies.strategy import Strategy, servers_of
 from scalewise.training.loop import train_on
-from scalewise.training.outcome import Outcome
-from scalewise.training.request import Request
-from scalewise.training.task import train_task
-from scalewise.verbs.outcomes import bytes_per_step
+from scalewise.training.results import Outcome, Request, bytes_per_step
+from scalewise.training.tasks import train_task
 from tests.conftest import DEVICE_KIND, SessionOf
 from tests.engines.test_contract import HERE
 
@@ -42,25 +40,25 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         ("hybrid:stages=2", 4, "never_in_a_row"),
     ],
 )
-def test_a_layer_that_is_never_called_stays_as_it_is_and_what_is_sent_is_planned(
+def test_a_layer_that_is_never_called_stays_unchanged_and_bytes_are_as_planned(
     strategy: str, ranks: int, kind: str, optimizer: str, tmp_path: Path, session_of: SessionOf
 ) -> None:
     alone, spread = tmp_path / "alone.safetensors", tmp_path / "spread.safetensors"
     train_on(Place(0, 1, HERE), _request(kind, strategy_of("single"), alone, optimizer), lambda _: None)
     chosen = strategy_of(strategy)
     request = _request(kind, chosen, spread, optimizer)
-    session = session_of(ranks, chosen if servers_of(chosen) else None)
+    session = session_of(ranks, chosen if chosen.servers else None)
     outcomes: list[Outcome] = session.run(train_task, request)
-    expected, found = _tensors(alone), _tensors(spread)
-    assert found.keys() == expected.keys()
+    expected, actual = _tensors(alone), _tensors(spread)
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert_close(found[name], tensor, rtol=0, atol=1e-5, msg=name)
+        assert_close(actual[name], tensor, rtol=0, atol=1e-5, msg=name)
     sent = bytes_per_step(request, session.placement, outcomes)
     assert sent.traced == sent.planned > 0
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "ring"])
-def test_a_layer_that_does_not_learn_is_no_obstacle(strategy: str, tmp_path: Path, session_of: SessionOf) -> None:
+def test_a_frozen_layer_is_accepted(strategy: str, tmp_path: Path, session_of: SessionOf) -> None:
     alone, spread = tmp_path / "alone.safetensors", tmp_path / "spread.safetensors"
     train_on(Place(0, 1, HERE), _request("frozen", strategy_of("single"), alone), lambda _: None)
     session_of(2).run(train_task, _request("frozen", strategy_of(strategy), spread))
@@ -78,13 +76,9 @@ def test_a_layer_that_does_not_learn_is_no_obstacle(strategy: str, tmp_path: Pat
         ("parameter-server", "at_random"),
     ],
 )
-def test_a_layer_that_is_called_now_and_then_is_refused_in_a_sentence(
-    strategy: str, kind: str, session_of: SessionOf
-) -> None:
-    """One device would skip its update in some steps; what the others would do is not that."""
+def test_a_layer_that_is_called_in_some_steps_only_is_refused(strategy: str, kind: str, session_of: SessionOf) -> None:
+    """Refuse it, because one device would skip its update in some steps, but several devices would not."""
     chosen = strategy_of(strategy)
-    session = session_of(2, chosen if servers_of(chosen) else None)
-    with pytest.raises(
-        UserError, match=r"'middle\.(weight|bias)' gets a gradient from some samples and not from others, and"
-    ):
+    session = session_of(2, chosen if chosen.servers else None)
+    with pytest.raises(UserError, match=r"'middle\.(weight|bias)' gets a gradient from some samples only, but"):
         session.run(train_task, _request(kind, chosen))

@@ -1,11 +1,11 @@
-"""The published tables ship whole, with their sources."""
+"""Published tables and their sources."""
 
 from __future__ import annotations
 
 from scalewise.published.tables import STEVENS, load_stevens
 
 
-def test_the_study_has_96_cells_of_two_models_on_one_to_four_gpus_at_twelve_batches() -> None:
+def test_table_of_the_study_is_complete() -> None:
     rows = load_stevens()
     assert len(rows) == 96
     assert len({(row.workload, row.devices, row.batch) for row in rows}) == 96
@@ -14,13 +14,13 @@ def test_the_study_has_96_cells_of_two_models_on_one_to_four_gpus_at_twelve_batc
     assert {row.batch for row in rows} == {10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600}
 
 
-def test_a_cell_is_as_the_study_printed_it() -> None:
+def test_cells_equal_the_published_values() -> None:
     seconds = {(row.workload, row.devices, row.batch): row.epoch_seconds for row in load_stevens()}
     assert seconds["linear", 1, 10] == 1.0062
     assert seconds["linear", 2, 20] == 4.5610
     assert seconds["conv", 4, 50] == 0.8539
 
 
-def test_the_source_is_named() -> None:
+def test_table_of_the_study_has_its_source() -> None:
     assert "Stevens" in STEVENS.citation
     assert STEVENS.year == 2020

@@ -1,21 +1,21 @@
-"""Tasks for the tests of strategies: ranks import them by name. (DDP reads a hook's annotations: no strings here.)"""
+"""Tasks that ranks import by name. Annotations must not be strings, because DDP inspects those of its hooks."""
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 
-from scalewise.data.data import DataRequest
-from scalewise.engines.engine import Job, Place
-from scalewise.engines.replicas import replicate
-from scalewise.session.worker import Worker
-from scalewise.step.clock import HostClock, Times
-from scalewise.step.settings import Settings
-from scalewise.workloads.resolve import resolve
+from scalewise.core.training_options import Settings
+from scalewise.data.dataset import DataRequest
+from scalewise.engines.base import Job, Place
+from scalewise.engines.mirrored import replicate
+from scalewise.launch.worker import Worker
+from scalewise.models.resolve import resolve
+from scalewise.runtime.clock import HostClock, Times
 
 
 def ddp_buckets(worker: Worker, name: str, bucket_MB: float | None) -> list[int]:
-    """Bytes of DDP's buckets once it has seen gradients become ready."""
+    """Bytes of DDP's buckets in the second step, after DDP has reordered them."""
     workload = resolve(name)
     data = workload.data(DataRequest(samples=2))
     place = Place(worker.rank, worker.world, worker.device)

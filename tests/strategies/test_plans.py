@@ -1,4 +1,4 @@
-"""Plans as literal tables, and what the survey says of each strategy's traffic."""
+"""Plans as literal tables, and the traffic of each strategy by the survey's formulas."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from scalewise.errors import UserError
-from scalewise.plan import Footprint, Matrix, Section
+from scalewise.core.errors import UserError
+from scalewise.strategies.base import batch_shares
+from scalewise.strategies.plan import Footprint, Section, SplittableLayer, share_sizes
 from scalewise.strategies.registry import STRATEGIES, strategy_of
-from scalewise.strategies.shares import share_sizes
-from scalewise.strategies.strategy import batch_shares
 
 MODEL = Footprint(
     parameter_bytes=(40_000_000, 8_000_000),
@@ -22,7 +21,7 @@ MODEL = Footprint(
 S = 48_000_000
 
 
-def test_one_device_does_one_thing_after_the_other() -> None:
+def test_single_runs_its_phases_one_after_the_other() -> None:
     plan = strategy_of("single").plan(MODEL, 1, 20)
     assert [(step.phase, step.after) for step in plan.operations] == [
         ("load", ()),
@@ -34,7 +33,7 @@ def test_one_device_does_one_thing_after_the_other() -> None:
     assert plan.bytes_per_step == 0
 
 
-def test_data_parallel_is_the_studys_eight_steps() -> None:
+def test_data_parallel_runs_the_studys_eight_steps() -> None:
     plan = strategy_of("data-parallel").plan(MODEL, 2, 5)
     assert [
         (step.phase, step.rank, step.send.target if step.send else None, step.samples) for step in plan.operations
@@ -55,14 +54,14 @@ def test_data_parallel_is_the_studys_eight_steps() -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
-def test_the_default_device_carries_two_models_per_other_device(devices: int) -> None:
+def test_the_default_device_transfers_two_models_per_other_device(devices: int) -> None:
     plan = strategy_of("data-parallel").plan(MODEL, devices, 8)
     samples = 8 - share_sizes(8, devices)[0]
     expected = 2 * S * (devices - 1) + samples * (MODEL.input_bytes + 2 * MODEL.output_bytes)
     assert plan.busiest_bytes == pytest.approx(expected, rel=1e-4)
 
 
-def test_torchs_own_data_parallel_broadcasts_and_reduces_by_nccl() -> None:
+def test_torch_data_parallel_broadcasts_and_reduces_with_nccl() -> None:
     plan = strategy_of("data-parallel:engine=threads").plan(MODEL, 3, 10)
     assert [(step.phase, step.rank, step.samples, step.count) for step in plan.operations] == [
         ("load", 0, 10, 1),
@@ -86,21 +85,21 @@ def test_torchs_own_data_parallel_broadcasts_and_reduces_by_nccl() -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
-def test_its_pipelined_copies_put_two_models_on_every_link(devices: int) -> None:
+def test_torch_data_parallel_sends_two_models_over_every_link(devices: int) -> None:
     plan = strategy_of("data-parallel:engine=threads").plan(MODEL, devices, 8)
     model = [step.collective.bytes for step in plan.operations if step.collective]
     assert model == [S, S]
     assert plan.bytes_per_step == pytest.approx(2 * S * (devices - 1), rel=0.01)
 
 
-def test_thousands_of_ranks_take_no_longer_plan_than_two() -> None:
+def test_a_plan_of_thousands_of_ranks_is_as_short_as_that_of_two() -> None:
     few = strategy_of("mirrored").plan(MODEL, 2, 8192)
     many = strategy_of("mirrored").plan(MODEL, 4096, 8192)
     assert len(many.operations) == len(few.operations)
     assert {step.count for step in many.operations} == {4096}
 
 
-def test_alike_workers_are_planned_once_and_push_and_pull_each_their_own() -> None:
+def test_equal_workers_are_planned_once_and_each_pushes_and_pulls() -> None:
     plan = strategy_of("parameter-server:piece_MB=100").plan(MODEL, 3, 9)
     grouped = [(step.phase, step.count) for step in plan.operations if step.send]
     assert grouped == [("push", 3), ("push", 3), ("pull", 3)]
@@ -109,25 +108,25 @@ def test_alike_workers_are_planned_once_and_push_and_pull_each_their_own() -> No
     assert plan.busiest_bytes == pytest.approx(2 * 3 * S, rel=1e-4)
 
 
-def test_gradients_leave_when_they_are_ready_and_not_when_their_bytes_would_say() -> None:
+def test_gradients_are_sent_when_measured_to_be_ready() -> None:
     late = replace(MODEL, ready=(0.1, 1.0))
     plan = strategy_of("mirrored").plan(late, 2, 8)
     assert [step.share for step in plan.operations if step.phase == "backward"] == pytest.approx([0.1, 0.9])
-    # Of three pieces of 16 MB two are complete with the first gradient, and the last only with the second.
-    served, unsynchronised = (
+    # Two of three pieces of 16 MB are complete with the first gradient, the last one with the second.
+    synchronous, asynchronous = (
         strategy_of(f"{name}:piece_MB=16") for name in ("parameter-server", "parameter-server-async")
     )
-    for pieces in (served.plan(late, 2, 8), unsynchronised.plan(late, 1, 8)):
-        shares = [step.share for step in pieces.operations if step.phase == "backward"]
+    for plan in (synchronous.plan(late, 2, 8), asynchronous.plan(late, 1, 8)):
+        shares = [step.share for step in plan.operations if step.phase == "backward"]
         assert shares == pytest.approx([0.1, 0.0, 0.9])
-        updates = [step.share for step in pieces.operations if step.phase == "update"]
+        updates = [step.share for step in plan.operations if step.phase == "update"]
         assert sum(updates) == pytest.approx(1.0)
 
 
 def test_synchronous_workers_are_not_replaced() -> None:
     with pytest.raises(UserError, match="replacements=1 is not possible with max_staleness=0: "):
         strategy_of("parameter-server-async:max_staleness=0,replacements=1")
-    assert strategy_of("parameter-server-async:max_staleness=1,replacements=1").replacements == 1  # type: ignore[attr-defined]
+    assert strategy_of("parameter-server-async:max_staleness=1,replacements=1").replacements == 1
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "ring"])
@@ -140,7 +139,7 @@ def test_an_all_reduce_sends_less_than_two_models_per_device(strategy: str, devi
     assert per_device < 2 * S
 
 
-def test_fp16_gradients_weigh_half() -> None:
+def test_fp16_gradients_halve_the_bytes() -> None:
     whole = strategy_of("mirrored").plan(MODEL, 4, 8).bytes_per_step
     assert strategy_of("mirrored:compress=fp16").plan(MODEL, 4, 8).bytes_per_step == pytest.approx(whole / 2, rel=0.001)
 
@@ -151,12 +150,12 @@ def test_central_storage_copies_three_models_per_device_through_the_host(devices
     assert (plan.bytes_per_step, plan.busiest_bytes) == (3 * S * devices, 3 * S * devices)
 
 
-def test_central_storage_does_not_fetch_again_what_backward_does_not_read() -> None:
+def test_central_storage_fetches_for_backward_only_what_it_reads() -> None:
     plan = strategy_of("central-storage").plan(replace(MODEL, read_again=(True, False)), 1, 8)
     assert plan.bytes_per_step == 2 * S + 40_000_000
 
 
-def test_central_storage_fetches_one_layer_ahead_of_the_one_at_work() -> None:
+def test_central_storage_fetches_one_layer_ahead() -> None:
     layers = Footprint(parameter_bytes=(3, 2, 1), input_bytes=1, target_bytes=1, output_bytes=1)
     plan = strategy_of("central-storage").plan(layers, 1, 4)
     assert [(step.phase, step.send.bytes if step.send else None, step.after) for step in plan.operations] == [
@@ -184,7 +183,10 @@ def test_central_storage_fetches_one_layer_ahead_of_the_one_at_work() -> None:
 
 
 def test_every_operation_waits_only_for_earlier_ones() -> None:
-    pair = (Matrix("0", "columns", "0", 8, 8, flops=1), Matrix("1", "rows", "0", 8, 8, source=1, flops=1))
+    pair = (
+        SplittableLayer("0", "columns", "0", 8, 8, flops=1),
+        SplittableLayer("1", "rows", "0", 8, 8, source=1, flops=1),
+    )
     model = replace(MODEL, parameter_names=("1.weight", "0.weight"), matrices=pair)
     for name in STRATEGIES:
         devices = {"single": 1, "hybrid": 4}.get(name, 3)
@@ -192,13 +194,13 @@ def test_every_operation_waits_only_for_earlier_ones() -> None:
             assert all(before < position for before in step.after), (name, position)
 
 
-def test_a_device_without_samples_takes_no_part_in_data_parallel() -> None:
+def test_a_device_without_samples_is_not_in_the_plan_of_data_parallel() -> None:
     plan = strategy_of("data-parallel").plan(MODEL, 4, 2)
     assert {step.rank for step in plan.operations} == {0, 1}
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("mirorred", "unknown strategy 'mirorred' (did you mean 'mirrored'?); valid: single, data-parallel, mirrored"),
         ("single:x=1", "'single' takes no options, got 'x'"),
@@ -209,13 +211,13 @@ def test_a_device_without_samples_takes_no_part_in_data_parallel() -> None:
         ("mirrored:bucket_MB=", "option 'bucket_MB' of 'mirrored:bucket_MB=' has no value"),
     ],
 )
-def test_a_wrong_strategy_is_answered_with_the_valid_ones(text: str, sentence: str) -> None:
-    with pytest.raises(UserError) as answer:
+def test_wrong_strategies_and_options_are_refused_with_the_valid_ones(text: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
         strategy_of(text)
-    assert sentence in str(answer.value)
+    assert message in str(error.value)
 
 
-def test_only_compression_costs_exactness() -> None:
+def test_mirrored_is_exact_unless_it_compresses() -> None:
     assert strategy_of("mirrored").exact
     assert not strategy_of("mirrored:compress=powersgd").exact
 
@@ -224,5 +226,5 @@ def test_only_compression_costs_exactness() -> None:
     ("strategy", "devices", "shares"),
     [("mirrored", 4, 4), ("sharded", 4, 4), ("layers", 4, 1), ("pipeline", 2, 1), ("tensor", 3, 1), ("hybrid", 4, 2)],
 )
-def test_devices_that_share_a_model_see_the_whole_batch(strategy: str, devices: int, shares: int) -> None:
+def test_devices_that_share_a_model_share_a_batch(strategy: str, devices: int, shares: int) -> None:
     assert batch_shares(strategy_of(strategy), devices) == shares

@@ -1,4 +1,4 @@
-"""One run of the loop on the CPU, in this process."""
+"""Fixtures: train on the CPU and run commands in this process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from scalewise.data.data import DataRequest
-from scalewise.engines.engine import Place
-from scalewise.step.settings import Settings
+from scalewise.core.training_options import Settings
+from scalewise.data.dataset import DataRequest
+from scalewise.engines.base import Place
 from scalewise.strategies.single import Single
 from scalewise.training.loop import train_on
-from scalewise.training.outcome import Outcome, Report
-from scalewise.training.request import Request
+from scalewise.training.results import Outcome, Report, Request
 from tests.command import Run, in_process
 
 CPU = Place(0, 1, torch.device("cpu"))
@@ -23,11 +22,9 @@ Train = Callable[..., Outcome]
 
 @pytest.fixture
 def train() -> Train:
-    """`train("float32", batch=4, steps=3, ...)`: what the loop brings back."""
+    """Function that runs the training loop: `train("float32", batch=4, steps=3, ...)` returns its Outcome."""
 
-    def trained(
-        kind: str, samples: int = 16, report: Callable[[Report], None] | None = None, **settings: Any
-    ) -> Outcome:
+    def run(kind: str, samples: int = 16, report: Callable[[Report], None] | None = None, **settings: Any) -> Outcome:
         if "steps" in settings:
             settings.setdefault("epochs", None)
         request = Request(
@@ -38,7 +35,7 @@ def train() -> Train:
         )
         return train_on(CPU, request, report or (lambda _: None))
 
-    return trained
+    return run
 
 
 @pytest.fixture

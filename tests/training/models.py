@@ -1,4 +1,4 @@
-"""Workloads whose continuation is easily got wrong: dropout draws random numbers at every step."""
+"""Workloads that are hard to resume exactly: dropout, batch norm, and models with unusual behaviour."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from scalewise.data.data import Data
-from scalewise.workloads.workload import Workload
+from scalewise.data.dataset import Data
+from scalewise.models.workload import Workload
 from tests.tiny import CLASSES, INPUTS, float32
 
 
@@ -30,14 +30,14 @@ def batch_norm() -> Workload:
 
 
 def loaded_by() -> Workload:
-    """Its targets are the processes that loaded them, and its loss fails where those are more than two."""
+    """Targets are the ids of the loader processes; the loss fails if more than two processes load samples."""
     tiny = float32()
-    seen: set[int] = set()
+    loaders: set[int] = set()
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        seen.update(targets.tolist())
-        assert os.getpid() not in seen
-        assert len(seen) <= 2, f"{len(seen)} loaders"
+        loaders.update(targets.tolist())
+        assert os.getpid() not in loaders
+        assert len(loaders) <= 2, f"{len(loaders)} loaders"
         return tiny.loss(outputs, targets % CLASSES)
 
     return replace(tiny, data=lambda _: Data("generated numbers", items=Loaders()), loss=loss, accuracy=None)
@@ -52,12 +52,12 @@ class Loaders(Dataset[tuple[Tensor, int]]):
 
 
 def breaks_at_the_fifth() -> Workload:
-    """Its loss is not a number once the model has been called five times while training."""
+    """The loss is NaN at the fifth training step."""
     return replace(float32(), model=Counting, accuracy=None)
 
 
 class Counting(nn.Linear):
-    """Counts its calls in a buffer, which checkpoints keep."""
+    """Linear layer that counts its calls in a buffer, which checkpoints save."""
 
     calls: Tensor
 
@@ -73,7 +73,7 @@ class Counting(nn.Linear):
 
 
 def slow_to_predict() -> Workload:
-    """Takes a third of a second for every batch that it does not learn from."""
+    """Takes 0.3 s for every batch in evaluation mode."""
     tiny = float32()
     return replace(tiny, model=lambda: nn.Sequential(*tiny.model().children(), SlowToPredict()))
 
@@ -86,7 +86,7 @@ class SlowToPredict(nn.Identity):
 
 
 def unused() -> Workload:
-    """One of its layers is never called, between two that are."""
+    """Model with a layer that is never called, between two that are."""
     return replace(float32(), model=Unused)
 
 
@@ -101,7 +101,7 @@ class Unused(nn.Module):
 
 
 def scaled() -> Workload:
-    """Its first parameter is a single number, as a step count is."""
+    """Model whose first parameter is a scalar, like the step count in optimizer state."""
     return replace(float32(), model=Scaled)
 
 

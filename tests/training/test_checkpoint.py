@@ -1,4 +1,4 @@
-"""Checkpoints are plain safetensors files: any reader finds the weights in them by name."""
+"""Checkpoints: safetensors files whose weights any reader finds by name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_weights_load_without_an_optimizer(tmp_path: Path) -> None:
 
 
 class Tied(nn.Module):
-    """Two names for one tensor, which safetensors refuses to write."""
+    """Model with two names for one tensor, which safetensors refuses to write."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The loop: exact weights, losses before their update, phases that sum, runs that stop at a bad loss."""
+"""Training loop: exact weights, losses before each update, phases that sum to the step, stop at a non-finite loss."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from scalewise.data.data import DataRequest
-from scalewise.errors import RunFailed
-from scalewise.step.shards import epoch_order
-from scalewise.training.outcome import Report
+from scalewise.core.errors import RunFailed
+from scalewise.data.dataset import DataRequest
+from scalewise.runtime.feed import epoch_order
+from scalewise.training.results import Report
 from tests import tiny
 from tests.training.conftest import Train
 
@@ -23,7 +23,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def by_hand(samples: int, batch: int, steps: int) -> tuple[nn.Module, float]:
-    """The textbook loop over the same batches."""
+    """Weights and last loss of a plain training loop over the same batches."""
     workload = tiny.float64()
     tensors = workload.data(DataRequest(samples=samples)).tensors
     assert tensors is not None
@@ -41,7 +41,7 @@ def by_hand(samples: int, batch: int, steps: int) -> tuple[nn.Module, float]:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3, 8])
-def test_weights_and_loss_are_those_of_a_loop_written_out(accumulate: int, train: Train, tmp_path: Path) -> None:
+def test_weights_and_loss_equal_those_of_a_plain_loop(accumulate: int, train: Train, tmp_path: Path) -> None:
     model, loss = by_hand(samples=14, batch=5, steps=8)
     outcome = train("float64", samples=14, batch=5, steps=8, accumulate=accumulate, checkpoint=tmp_path / "c")
     for name, parameter in model.named_parameters():
@@ -53,8 +53,8 @@ def test_epochs_cover_every_sample_and_are_timed(train: Train) -> None:
     reports: list[Report] = []
     outcome = train("float32", samples=10, batch=4, epochs=3, report=reports.append)
     assert (outcome.steps, len(outcome.epoch_seconds), outcome.interrupted) == (9, 3, False)
-    with_loss = [told for told in reports if told.loss is not None]
-    assert [(told.epoch, told.steps_done, told.steps) for told in with_loss] == [
+    with_loss = [report for report in reports if report.loss is not None]
+    assert [(report.epoch, report.steps_done, report.steps) for report in with_loss] == [
         (0, 3, 9),
         (1, 6, 9),
         (2, 9, 9),
@@ -62,7 +62,7 @@ def test_epochs_cover_every_sample_and_are_timed(train: Train) -> None:
     assert with_loss[-1].loss == outcome.loss
 
 
-def test_phases_sum_to_the_typical_step(train: Train) -> None:
+def test_phases_sum_to_the_median_step(train: Train) -> None:
     outcome = train("float32", steps=200)
     assert list(outcome.phases) == ["load", "forward", "loss", "backward", "update"]
     assert sum(outcome.phases.values()) == pytest.approx(median(outcome.step_seconds), rel=1e-6)
@@ -76,15 +76,13 @@ def test_another_seed_gives_other_weights(train: Train, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [None, 1])
-def test_a_loss_that_becomes_infinite_stops_the_run_unsaved(every: int | None, train: Train, tmp_path: Path) -> None:
-    with pytest.raises(
-        RunFailed, match=r"the loss became (inf|nan) at step 1; a lower --learning-rate than 1 may help"
-    ):
+def test_an_infinite_loss_stops_the_run_without_a_checkpoint(every: int | None, train: Train, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"the loss became (inf|nan) at step 1; a learning rate below 1 may help"):
         train("huge_steps", steps=3, checkpoint=tmp_path / "c", checkpoint_every=every)
     assert not (tmp_path / "c").exists()
 
 
-def test_the_step_of_a_bad_loss_is_named_also_after_a_resume(train: Train, tmp_path: Path) -> None:
+def test_the_step_of_a_nan_loss_is_reported_also_after_a_resume(train: Train, tmp_path: Path) -> None:
     kind = "tests.training.models:breaks_at_the_fifth"
     with pytest.raises(RunFailed, match="the loss became nan at step 5;"):
         train(kind, steps=8, checkpoint=tmp_path / "c")

@@ -1,4 +1,4 @@
-"""A run that was stopped, however rudely, goes on to the very bytes of one that was not."""
+"""A stopped and resumed run writes the same checkpoint, byte for byte, as a run that was never stopped."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from tests.command import Run, Said, finish, start
+from tests.command import Output, Run, finish, start
 from tests.training.conftest import Train
 
 DROPOUT = "tests.training.models:dropout"
 
 
 def content(path: Path) -> tuple[dict[str, str], dict[str, bytes]]:
-    """Everything in a checkpoint; the order in which the header names things is up to the library."""
+    """Metadata and tensors of a checkpoint, independent of their order in the file."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}  # noqa: SIM118 - not a dict
         return file.metadata(), tensors
@@ -41,7 +41,7 @@ CASES = [
 def test_stopped_and_resumed_equals_never_stopped(
     kind: str, stop: int, load: str, train: Train, tmp_path: Path
 ) -> None:
-    """15 samples in batches of 4 end in a short one; the stops lie inside epochs, at an end and after it."""
+    """An epoch has 4 steps (15 samples, batch 4): the run stops inside an epoch, at its end and after it."""
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
     reference = train(kind, samples=15, steps=10, checkpoint=whole, load=load)
     train(kind, samples=15, steps=stop, checkpoint=parts, load=load)
@@ -51,7 +51,7 @@ def test_stopped_and_resumed_equals_never_stopped(
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "momentum", "adagrad"])
-def test_every_optimizer_goes_on(optimizer: str, train: Train, tmp_path: Path) -> None:
+def test_every_optimizer_resumes_exactly(optimizer: str, train: Train, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
     train(DROPOUT, steps=8, checkpoint=whole, optimizer=optimizer)
     train(DROPOUT, steps=3, checkpoint=parts, optimizer=optimizer)
@@ -59,27 +59,27 @@ def test_every_optimizer_goes_on(optimizer: str, train: Train, tmp_path: Path) -
     assert content(parts) == content(whole)
 
 
-def test_saving_in_between_changes_nothing(train: Train, tmp_path: Path) -> None:
+def test_saving_more_often_does_not_change_the_run(train: Train, tmp_path: Path) -> None:
     often, seldom = tmp_path / "often.safetensors", tmp_path / "seldom.safetensors"
     train(DROPOUT, steps=10, checkpoint=often, checkpoint_every=1)
     train(DROPOUT, steps=10, checkpoint=seldom)
     assert content(often) == content(seldom)
 
 
-def stopped_by(number: int, line: list[object], path: Path) -> Said:
-    """A real process that is sent a signal once its first checkpoint is there."""
+def stopped_by(number: int, line: list[object], path: Path) -> Output:
+    """Start a process and send it a signal after its first checkpoint."""
     process = start(*line, "--checkpoint", path, "--checkpoint-every", 50, "--steps", 10_000_000)
     try:
         while not path.exists():
             with suppress(subprocess.TimeoutExpired):
-                pytest.fail(f"ended by itself with {process.wait(0.01)}")
+                pytest.fail(f"the process ended by itself with {process.wait(0.01)}")
         process.send_signal(number)
         return finish(process)
     finally:
         process.kill()
 
 
-def both_at_the_end(scalewise: Run, line: list[object], stopped: Path, whole: Path) -> None:
+def assert_equal_when_finished(scalewise: Run, line: list[object], stopped: Path, whole: Path) -> None:
     steps = steps_in(stopped) + 23
     assert scalewise(*line, "--checkpoint", stopped, "--steps", steps, "--resume").code == 0
     assert scalewise(*line, "--checkpoint", whole, "--steps", steps).code == 0
@@ -89,20 +89,37 @@ def both_at_the_end(scalewise: Run, line: list[object], stopped: Path, whole: Pa
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> Path:
-    """In a folder of its own, to see that nothing else is left there."""
+    """Path of a checkpoint in its own folder, so that tests notice leftover files."""
     (tmp_path / "stopped").mkdir()
     return tmp_path / "stopped" / "c.safetensors"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tests.tiny:float32", DROPOUT])
 def test_killed_and_resumed_equals_never_stopped(kind: str, scalewise: Run, stopped: Path, tmp_path: Path) -> None:
     line: list[object] = ["train", kind, "--batch", 4, "--samples", 4000, "--device-kind", "cpu"]
     assert stopped_by(signal.SIGKILL, line, stopped).code == -signal.SIGKILL
-    both_at_the_end(scalewise, line, stopped, tmp_path / "whole.safetensors")
+    assert_equal_when_finished(scalewise, line, stopped, tmp_path / "whole.safetensors")
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_says_so(scalewise: Run, stopped: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_ctrl_c_saves_a_checkpoint_and_prints_how_to_resume(scalewise: Run, stopped: Path, tmp_path: Path) -> None:
     line: list[object] = ["train", DROPOUT, "--batch", 4, "--samples", 4000, "--device-kind", "cpu"]
-    said = stopped_by(signal.SIGINT, line, stopped)
-    said.refused(1, f"stopped after {steps_in(stopped)} steps", f"go on with --checkpoint {stopped} --resume")
-    both_at_the_end(scalewise, line, stopped, tmp_path / "whole.safetensors")
+    output = stopped_by(signal.SIGINT, line, stopped)
+    output.refused(1, f"stopped after {steps_in(stopped)} steps", f"continue with --checkpoint {stopped} --resume")
+    assert_equal_when_finished(scalewise, line, stopped, tmp_path / "whole.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["mirrored", "ring"])
+def test_three_ranks_add_gradients_in_the_same_order_after_a_resume(
+    strategy: str, scalewise: Run, tmp_path: Path
+) -> None:
+    """The place of a gradient in DDP's buckets decides in which order three ranks add it."""
+    line = ["train", "synthetic:parameters=200000", "--strategy", strategy, "--devices", 3, "--device-kind", "cpu"]
+    line += ["--samples", 48, "--batch", 12]
+    whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
+    assert scalewise(*line, "--checkpoint", whole, "--steps", 8).code == 0
+    assert scalewise(*line, "--checkpoint", parts, "--steps", 4).code == 0
+    assert scalewise(*line, "--checkpoint", parts, "--steps", 8, "--resume").code == 0
+    assert content(parts) == content(whole)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from scalewise.atomic import check_writable
-from scalewise.cli import options
-from scalewise.cli.lists import whole_numbers
-from scalewise.errors import UserError
+from scalewise.cli import shared
+from scalewise.core.arguments import whole_numbers
+from scalewise.core.errors import UserError
+from scalewise.core.files import check_writable
 
 EXAMPLES = (
     "scalewise advise linear --cluster 4x-gtx-1080-ti --batch 100",
     "scalewise advise model.py:build --input 3x224x224 --classes 10 --batch 32",
     "scalewise advise ResNet-50 --step-time 0.062@32 --cluster 8x-v100-nvlink",
     "scalewise advise --profile gpu.json --cluster '2 x t4, 8 hosts, 25gbe'",
+    "scalewise advise hf:gpt2 --tokens 1e9 --deadline 24h --cluster '1 x h100' --cluster '4 x rtx-4090'",
 )
-"""The study's machine, one's own model here, someone's figure on a cluster that one has not, and one's own profile."""
+"""A built-in workload on a catalogued cluster, an own model here, a published model, a profile, a comparison."""
+
+_Value = TypeVar("_Value")
 
 
 def advise(
@@ -26,86 +30,144 @@ def advise(
         str | None,
         typer.Argument(
             metavar="[WORKLOAD]",
-            help="As for train, or a published model beside --step-time (ResNet-50, BERT base).",
+            help="As for train, or a published model (ResNet-50, BERT base) together with --step-time.",
             show_default=False,
         ),
     ] = None,
     cluster: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="here, a name of `scalewise list clusters`, a TOML file, or '8 x a100-nvlink, 4 hosts, 100gbe'.",
-            show_default="here: this machine",
+            help="Cluster to predict: a name from `scalewise list clusters`, a TOML file, "
+            "'4 x rtx-4090', '8 x a100-nvlink, 4 hosts, 100gbe', or here (this machine). Repeat the option to compare.",
+            show_default="here",
         ),
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="What one device costs, as `scalewise profile` writes it.", show_default=False)
+        list[Path] | None,
+        typer.Option(help="Profile of one device, written by `scalewise profile`.", show_default=False),
     ] = None,
     step_time: Annotated[
-        str | None,
-        typer.Option(metavar="SECONDS@BATCH", help="One measured step of one device: 0.062@32.", show_default=False),
+        list[str] | None,
+        typer.Option(
+            metavar="SECONDS@BATCH",
+            help="One measured step of one device: 0.062@32 is 62 ms at batch 32. Repeat the option for several "
+            "batches.",
+            show_default=False,
+        ),
+    ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Measured steps with the columns model, devices, batch_per_device and step_seconds or "
+            "samples_per_second (optional: strategy, precision, hosts). One-device rows are the profile; the others, "
+            "also of other models, calibrate the links.",
+            show_default=False,
+        ),
     ] = None,
     strategy: Annotated[
-        list[str] | None, typer.Option(help="Which to look at; repeat it.", show_default="all there are")
+        list[str] | None,
+        typer.Option(
+            help="Parallelism strategy; see `scalewise list strategies`. Repeat the option for several.",
+            show_default="all",
+        ),
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(help="Counts, a comma list.", show_default="1, 2, 4, ... and all")
+        str | None, typer.Option(help="Numbers of devices, separated by commas.", show_default="1, 2, 4, ... and all")
     ] = None,
     batch: Annotated[
-        str | None, typer.Option(help="Global batches, a comma list; the verdict is on the first.", show_default=False)
+        str | None,
+        typer.Option(help="Global batches, separated by commas. The verdict is about the first.", show_default=False),
     ] = None,
     batch_per_device: Annotated[
         int | None,
         typer.Option(
-            help="The batch of every device instead; the verdict is against one that has as many.", show_default=False
+            help="Batch per device, instead of --batch: the verdict is then about weak scaling.", show_default=False
         ),
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Samples per epoch.", show_default="the profile's")] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples per epoch.", show_default="from the profile")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Epochs of the whole training, for its time and cost.", show_default=False)
+    ] = None,
+    tokens: Annotated[
+        float | None,
+        typer.Option(help="Tokens of the whole training of a language model, such as 1e9.", show_default=False),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Longest time of the whole training: 24h, 90min, 2d.", show_default=False),
+    ] = None,
+    max_cost: Annotated[
+        str | None,
+        typer.Option(metavar="USD", help="Highest cost of the whole training in US dollars.", show_default=False),
+    ] = None,
+    price: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="USD",
+            help="US dollars per hour of the whole cluster; repeat it for every --cluster, in the same order.",
+            show_default="the cheapest cloud's",
+        ),
+    ] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Use prices of spot (interruptible) instances.")] = False,
     calibrate: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Fit the links to what `scalewise measure` timed there; one cell on two devices is enough.",
+            help="Fit the bandwidth of the links to a folder that `scalewise measure` wrote on that cluster. One cell "
+            "on two devices is enough.",
             show_default=False,
         ),
     ] = None,
     save_profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what one device costs.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the profile of one device to this file.", show_default=False),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Profile again, whatever is kept from before.")] = False,
-    data: options.DataPath = None,
-    input: options.InputShape = None,
-    classes: options.Classes = None,
-    precision: options.Precision = "fp32",
-    load: options.Load = "auto",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Profile again instead of reading the cached profile.")
+    ] = False,
+    data: shared.DataPath = None,
+    input: shared.InputShape = None,
+    classes: shared.Classes = None,
+    precision: shared.GivenPrecision = "fp32",
+    load: shared.Load = "auto",
     trace: Annotated[
-        Path | None, typer.Option(help="Write the best row's simulated step as a Chrome trace.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Write the simulated step of the best row as a timeline that opens in Perfetto.", show_default=False
+        ),
     ] = None,
-    json: options.Json = False,
+    report: shared.ReportFile = None,
+    json: shared.Json = False,
 ) -> None:
-    """Predict strategies x devices x batches on a cluster from one device, and say whether more would be faster."""
+    """Predict whether more devices would train faster, with which strategy, and why."""
     if batch and batch_per_device is not None:
-        raise UserError("give --batch or --batch-per-device, not both")
-    for flag, value in (("--samples", samples), ("--batch-per-device", batch_per_device)):
-        if value is not None and value < 1:
-            raise UserError(f"{flag} is {value}; it must be 1 or more")
-    for path in (save_profile, trace):
+        raise UserError("both --batch and --batch-per-device are given; give one of them")
+    for path in (save_profile, trace, report):
         if path:
             check_writable(path)
-    from scalewise.cli.output import show
-    from scalewise.cli.progress import spinning
-    from scalewise.verbs.advise import advise as verb
+    one_profile = _single_value("--profile", profile)
+    from scalewise.advice.advise import advise as verb
+    from scalewise.cli.shared import show, spinner
 
-    with spinning("profiling one device") as tell:
+    with spinner("profiling one device") as update_status:
         result = verb(
             workload,
-            profile=profile,
-            step_time=step_time,
+            profile=one_profile,
+            step_time=step_time or None,
+            measured=measured,
             cluster=cluster,
             strategy=strategy or (),
             devices=whole_numbers("--devices", devices) if devices else (),
             batch=whole_numbers("--batch", batch) if batch else (),
             batch_per_device=batch_per_device,
             samples=samples,
+            epochs=epochs,
+            tokens=tokens,
+            deadline=deadline,
+            max_cost=max_cost,
+            price=price or (),
+            spot=spot,
             calibrate=calibrate,
             save_profile=save_profile,
             fresh=fresh,
@@ -114,8 +176,20 @@ def advise(
             data=data,
             input_shape=input,
             classes=classes,
-            on_progress=tell,
+            on_progress=update_status,
         )
     if trace:
         result.write_trace(trace)
+    if report:
+        result.write_report(report)
     show(result, json)
+
+
+def _single_value(flag: str, values: Sequence[_Value] | None) -> _Value | None:
+    """Return the value of an option that may be given once, or raise UserError."""
+    if not values:
+        return None
+    if len(values) > 1:
+        given = ", ".join(f"'{value}'" for value in values)
+        raise UserError(f"{flag} is given {len(values)} times ({given}); give it once")
+    return values[0]

@@ -1,4 +1,4 @@
-"""A worker of parameter servers: the plain loop, with pushes and pulls in place of the update."""
+"""Engine of a parameter-server worker."""
 
 from __future__ import annotations
 
@@ -6,29 +6,26 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 
-from scalewise.engines.eager import EagerEngine
-from scalewise.engines.engine import Engine, Job
-from scalewise.errors import UserError
-from scalewise.servers.beside import Beside
-from scalewise.servers.client import Client
-from scalewise.servers.meeting import FIRST_STEP
-from scalewise.step.feed import Feed, kept_bytes, make_feed
-from scalewise.step.left_out import make_model, refuse_unreached
-from scalewise.step.optimizers import refuse_unless_elementwise
+from scalewise.engines.base import EagerEngine, Engine, Job
+from scalewise.models.parameters import make_model, refuse_unreached
+from scalewise.parameter_server.checkpoints import Beside
+from scalewise.parameter_server.client import FIRST_STEP, Client
+from scalewise.runtime.feed import Feed, kept_bytes, make_feed
+from scalewise.runtime.optimizers import refuse_unless_elementwise
+from scalewise.strategies.base import Strategy
 from scalewise.strategies.parameter_server import ParameterServer
 from scalewise.strategies.parameter_server_async import ParameterServerAsync
 
 
-def build(strategy: ParameterServer | ParameterServerAsync, job: Job) -> Engine:
-    """Synchronous: also what the asynchronous strategy is when it allows no staleness."""
+def build(strategy: Strategy, job: Job) -> Engine:
+    """Build a synchronous worker, which the asynchronous strategy also uses if it allows no staleness."""
     model, feed, client = join_servers(strategy, job)
-    return ServedEngine(job, model, feed, client)
+    return WorkerEngine(job, model, feed, client)
 
 
-def join_servers(strategy: ParameterServer | ParameterServerAsync, job: Job) -> tuple[nn.Module, Feed, Client]:
-    """The model with the servers' weights, and the way to them."""
-    if job.settings.execution == "graph":
-        raise UserError("--execution graph is not possible: steps between ranks cannot be captured; use eager or auto")
+def join_servers(strategy: Strategy, job: Job) -> tuple[nn.Module, Feed, Client]:
+    """Connect to the servers; return the model with their weights, the data feed and the connection."""
+    assert isinstance(strategy, (ParameterServer, ParameterServerAsync))
     refuse_unless_elementwise(job.optimizer, "parameter servers")
     place = job.place
     assert place.store is not None
@@ -47,21 +44,32 @@ def join_servers(strategy: ParameterServer | ParameterServerAsync, job: Job) -> 
     return model, feed, client
 
 
-class ServedEngine(EagerEngine):
-    """Shards' losses are weighted by their samples, so that the servers' sum is the gradient of the whole batch."""
+class WorkerEngine(EagerEngine):
+    """Engine of a synchronous worker.
+
+    Losses are weighted by sample counts, so that the sum on the servers is the gradient of the global batch.
+    """
 
     def __init__(self, job: Job, model: nn.Module, feed: Feed, client: Client) -> None:
         super().__init__(job, model, feed)
         self.optimizer = None
         self.client = client
         assert job.place.store is not None
-        self.beside = Beside(job.place.store, job.place.world)
-        self.done = int(job.place.store.get(FIRST_STEP))
+        self.worker_states = Beside(job.place.store, job.place.world)
+        self.done = self.began_at = int(job.place.store.get(FIRST_STEP))
+
+    @property
+    def server_client(self) -> Client:
+        return self.client
 
     def close(self) -> None:
+        settings = self.job.settings
+        was_due = settings.saves_after(self.done, len(self.job.data))
+        if settings.checkpoint and self.done > self.began_at and not was_due:
+            self.worker_states.tell(self.model, self.done, self.job.place.rank)  # stopped before the last step
         self.client.leave()
 
-    def _last_part(self, last: bool) -> AbstractContextManager[None]:
+    def _sync_if_last(self, last: bool) -> AbstractContextManager[None]:
         if last:
             self.client.begin(1)
         return nullcontext()
@@ -71,7 +79,7 @@ class ServedEngine(EagerEngine):
             refuse_unreached(self.model, unreached)
         self.done += 1
         if self.job.settings.saves_after(self.done, len(self.job.data)):
-            self.beside.tell(self.model, self.done, self.job.place.rank)
+            self.worker_states.tell(self.model, self.done, self.job.place.rank)
         self.client.finish_pushes()
         self.job.clock.lap("push")
         self.client.finish_pulls()

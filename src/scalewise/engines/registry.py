@@ -1,4 +1,4 @@
-"""Which engine runs which strategy."""
+"""Registry of the engines."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from scalewise.engines import central_storage, data_parallel, layers, mirrored, parameter_server, pipeline, ring, single
-from scalewise.engines.engine import Engine, Job
+from scalewise.engines import central_storage, data_parallel, layers, mirrored, parameter_server, ring, single
+from scalewise.engines.base import Engine, Job
 
 
-def _when_asked_for(module: str) -> Callable[[Any, Job], Engine]:
-    """DTensor and FSDP take as long to load as all the rest: only those who run them wait for that."""
+def _import_when_built(module: str) -> Callable[[Any, Job], Engine]:
+    """Return a build function that imports its module when called: DTensor, FSDP and pipelining load for seconds."""
 
     def build(strategy: Any, job: Job) -> Engine:
         engine: Engine = import_module(f"scalewise.engines.{module}").build(strategy, job)
@@ -29,9 +29,9 @@ ENGINES: dict[str, Callable[[Any, Job], Engine]] = {
     "parameter-server-async": parameter_server.build,
     "central-storage": central_storage.build,
     "layers": layers.build,
-    "pipeline": pipeline.build,
-    "tensor": _when_asked_for("tensor"),
-    "hybrid": _when_asked_for("hybrid"),
-    "sharded": _when_asked_for("sharded"),
+    "pipeline": _import_when_built("pipeline"),
+    "tensor": _import_when_built("tensor"),
+    "hybrid": _import_when_built("hybrid"),
+    "sharded": _import_when_built("sharded"),
 }
-"""Each is given its own strategy's dataclass."""
+"""Strategy name -> function that builds its engine from the strategy's dataclass and a job."""

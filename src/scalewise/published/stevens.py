@@ -1,18 +1,20 @@
-"""The study's one-GPU columns as profiles of its two models."""
+"""The study of E. Stevens (2020) as profiles and as measurements."""
 
 from __future__ import annotations
 
 from functools import cache
 from statistics import linear_regression
 
-from scalewise.published.tables import load_stevens
-from scalewise.results.profile import LayerCost, ProfileDocument, StepCost
+from scalewise.formats.profile import LayerCost, ProfileDocument, StepCost
+from scalewise.formats.store import Environment, Measurement
+from scalewise.formats.train_result import BytesPerStep
+from scalewise.published.tables import STEVENS, load_stevens
 
 CLIPS = 2_000
 CLIP_BYTES = 48_000
 """12,000 samples of 4 bytes."""
 FORWARD_SHARE = 1 / 3
-"""Backward computes two products for each of forward's."""
+"""Forward's share of compute: backward computes two matrix products for each one in forward."""
 
 
 def _layer(name: str, parameters: int, outputs: int, flops: int) -> LayerCost:
@@ -28,7 +30,7 @@ def _conv(name: str, channels: int, outputs: int, kernel: int, length: int) -> L
     return _layer(name, products + outputs, outputs * length, 2 * products * length)
 
 
-MODELS: dict[str, tuple[LayerCost, ...]] = {
+STUDY_MODELS: dict[str, tuple[LayerCost, ...]] = {
     "linear": (
         _linear("linear 1", 12_000, 1_000),
         _linear("linear 2", 1_000, 100),
@@ -43,20 +45,22 @@ MODELS: dict[str, tuple[LayerCost, ...]] = {
         _linear("linear 2", 100, 10),
     ),
 }
-"""Its figures 1 and 2."""
+"""Layers of the study's models, from its figures 1 and 2."""
 
 
 @cache
 def stevens_profile(workload: str) -> ProfileDocument:
-    """Epochs less loading, shared out over their steps; the last step of an epoch may be a short one."""
+    """Return the study's one-GPU column as a profile.
+
+    The time of an epoch, less the time of loading, is divided by its steps; the last step may have a smaller batch.
+    """
     load = load_seconds_per_clip()
     steps: list[StepCost] = []
     seconds: dict[int, float] = {}
-    for row in sorted(_alone(workload), key=lambda row: row[0]):
-        batch, epoch_seconds = row
-        full, rest = divmod(CLIPS, batch)
-        last = _between(seconds, rest) if rest else 0.0
-        seconds[batch] = step = (epoch_seconds - load * CLIPS - last) / full
+    for batch, epoch_seconds in sorted(_one_gpu_cells(workload), key=lambda cell: cell[0]):
+        full_steps, rest = divmod(CLIPS, batch)
+        last = _interpolate(seconds, rest) if rest else 0.0
+        seconds[batch] = step = (epoch_seconds - load * CLIPS - last) / full_steps
         steps.append(
             StepCost(
                 batch=batch,
@@ -66,7 +70,7 @@ def stevens_profile(workload: str) -> ProfileDocument:
                 load=load * batch,
             )
         )
-    layers = MODELS[workload]
+    layers = STUDY_MODELS[workload]
     return ProfileDocument(
         workload=workload,
         device="GTX 1080 Ti",
@@ -82,24 +86,68 @@ def stevens_profile(workload: str) -> ProfileDocument:
 
 @cache
 def load_seconds_per_clip() -> float:
-    """Reading wav files: what is left of the linear model's epochs when there are no steps.
+    """Return the time of reading one wav file.
 
-    Its step takes as long at any batch, so its epochs lie on a straight line over the number of steps.
+    A step of the linear model takes the same time at every batch, so its epoch time is linear in the number of steps.
+    The intercept is the time of loading.
     """
-    cells = _alone("linear")
+    cells = _one_gpu_cells("linear")
     line = linear_regression([-(-CLIPS // batch) for batch, _ in cells], [seconds for _, seconds in cells])
     return line.intercept / CLIPS
 
 
-def _alone(workload: str) -> list[tuple[int, float]]:
+def _one_gpu_cells(workload: str) -> list[tuple[int, float]]:
+    """Return the batches and epoch times of the study's one-GPU cells."""
     return [(row.batch, row.epoch_seconds) for row in load_stevens() if row.workload == workload and row.devices == 1]
 
 
-def _between(seconds: dict[int, float], batch: int) -> float:
-    """A short last step, from the smaller batches found before it."""
+def _interpolate(seconds: dict[int, float], batch: int) -> float:
+    """Return the time of a step between two batches of `seconds`, or of the nearest one."""
     smaller = max(size for size in seconds if size <= batch)
     larger = min((size for size in seconds if size >= batch), default=smaller)
     if larger == smaller:
         return seconds[smaller]
-    part = (batch - smaller) / (larger - smaller)
-    return seconds[smaller] * (1 - part) + seconds[larger] * part
+    weight = (batch - smaller) / (larger - smaller)
+    return seconds[smaller] * (1 - weight) + seconds[larger] * weight
+
+
+STEVENS_PARAMETERS = {"linear": 12_102_220, "conv": 376_200}
+"""Number of parameters as given in the study, of four bytes each."""
+
+
+def stevens_environment() -> Environment:
+    return Environment(
+        hardware={"gpus": ["GTX 1080 Ti"] * 4, "cpu": "unnamed"},
+        data="the study's 2,000 spoken digits, every clip read from its wav file in every epoch",
+        samples_per_epoch=2_000,
+        conditions={"source": STEVENS.citation, "load": "files"},
+    )
+
+
+def stevens_measurements() -> list[Measurement]:
+    """Return the study's 96 cells. Bytes are the study's count: per link, the model one way, its gradients back."""
+    environment = stevens_environment().id
+    return [
+        Measurement(
+            workload=row.workload,
+            strategy="data-parallel",
+            options={"engine": "threads"},
+            devices=row.devices,
+            device_kind="cuda",
+            batch=row.batch,
+            batch_per_device=-(-row.batch // row.devices),
+            optimizer="adam",
+            protocol="paper",
+            execution="eager",
+            epoch_seconds=row.epoch_seconds,
+            bytes_per_step=_bytes_per_step(row.workload, row.devices),
+            environment=environment,
+            started=str(STEVENS.year),
+        )
+        for row in load_stevens()
+    ]
+
+
+def _bytes_per_step(workload: str, devices: int) -> BytesPerStep:
+    link_bytes = 2 * 4 * STEVENS_PARAMETERS[workload]
+    return BytesPerStep(planned=link_bytes * (devices - 1), traced=None, busiest=link_bytes if devices > 1 else 0)

@@ -1,227 +1,336 @@
-"""Hybrid: groups of devices that share a model, and the batch shared out among the groups, as between PaLM's pods."""
+"""Hybrid: stages or tensor parallelism within groups, data parallelism across groups."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import ClassVar
 
-from scalewise.errors import UserError
-from scalewise.plan import Footprint, Plan, PlanBuilder
-from scalewise.strategies.alike_groups import AlikeGroups
-from scalewise.strategies.buckets import buckets_of
-from scalewise.strategies.cut_step import Pass, Sum, backward_pass, cut_calls, forward_pass, part_bytes
-from scalewise.strategies.cuts import Cut
+from scalewise.core.errors import UserError
+from scalewise.hardware.collectives import Backend, Collective
+from scalewise.strategies.base import AT_LEAST, IF_NONE, NAMED, Strategy
+from scalewise.strategies.layer_splitting import (
+    LayerSplit,
+    Pass,
+    Sum,
+    backward_pass,
+    forward_pass,
+    part_bytes,
+    split_layer_calls,
+)
+from scalewise.strategies.mirrored import buckets_of
+from scalewise.strategies.partitioning import check_cut
 from scalewise.strategies.pipeline import Pipeline
-from scalewise.strategies.schedules import schedule_of
-from scalewise.strategies.shares import split
-from scalewise.strategies.stage_cuts import check_cut
-from scalewise.strategies.stages_plan import StagesPlan
-from scalewise.strategies.strategy import AT_LEAST, IF_NONE, NAMED, Backend
+from scalewise.strategies.plan import Footprint, Plan, PlanBuilder, split
+from scalewise.strategies.rank_memory import LayerMemories, RankMemory, TrainingRun, weights_of
+from scalewise.strategies.stage_plan import StagesPlan, schedule_of
 from scalewise.strategies.tensor import Tensor
 
 
 @dataclass(frozen=True)
-class Hybrid:
-    """Devices in a row are a group. Gradients are all-reduced between those of all groups that hold the same part."""
+class DeviceGroups:
+    """Groups of consecutive devices. Only the first groups are planned; the last planned one represents the rest."""
+
+    devices: int
+    inside: int
+    """Number of devices per group."""
+    planned: int
+    """Number of groups that are planned."""
+    backend: Backend
+
+    @property
+    def count(self) -> int:
+        return self.devices // self.inside
+
+    @property
+    def firsts(self) -> range:
+        """First device of every planned group."""
+        return range(0, self.planned * self.inside, self.inside)
+
+    @property
+    def all_planned(self) -> bool:
+        return self.planned == self.count
+
+    def represented(self, first: int) -> int:
+        """Number of devices represented by the planned group that starts at device `first`."""
+        return self.devices - first if first == self.firsts[-1] else self.inside
+
+    def sum_inside(self, builder: PlanBuilder, first: int, bytes: int, after: tuple[int, ...]) -> tuple[int, ...]:
+        """All-reduce between the devices of one group, at the same time as in the other groups."""
+        collective = Collective("all_reduce", self.backend, self.inside, bytes, groups=self.count)
+        return builder.collective("reduce", collective, after, first)
+
+    def sum_across(self, builder: PlanBuilder, part: int, bytes: int, after: tuple[int, ...]) -> tuple[int, ...]:
+        """All-reduce between the devices that hold the same part of the model, one of each group."""
+        collective = Collective("all_reduce", self.backend, self.count, bytes, stride=self.inside)
+        return builder.collective("reduce", collective, after, part)
+
+
+@dataclass(frozen=True)
+class Hybrid(Strategy):
+    """Consecutive devices form a group that holds one copy of the model, as stages or by tensor parallelism.
+
+    Gradients are all-reduced across groups, between the devices that hold the same part of the model.
+    """
 
     name: ClassVar[str] = "hybrid"
-    summary: ClassVar[str] = "a model shared by some devices (tensor or stages), data parallelism between such groups"
+    summary: ClassVar[str] = "tensor or pipeline parallelism within groups of devices, data parallelism between groups"
     exact: ClassVar[bool] = True
 
-    tensor: int | None = field(default=None, metadata={AT_LEAST: 2, IF_NONE: "2 if stages is not given either"})
-    """Devices that share a model as `tensor` does."""
-    stages: int | None = field(default=None, metadata={AT_LEAST: 2, IF_NONE: "in place of tensor"})
-    """Devices that share a model as `pipeline` does, each with a stage."""
+    tensor: int | None = field(default=None, metadata={AT_LEAST: 2, IF_NONE: "2 unless stages is given"})
+    """Number of devices per group, with layers split as in `tensor`."""
+    stages: int | None = field(default=None, metadata={AT_LEAST: 2, IF_NONE: "instead of tensor"})
+    """Number of devices per group, each with one stage as in `pipeline`."""
     columns: str = ""
-    """With tensor: layers of your own model to cut by columns, as in `tensor`; empty: as the model says itself."""
+    """With tensor: layers to split by columns, as in `tensor`; empty: found automatically or declared by the model."""
     rows: str = ""
-    """With tensor: layers to cut by rows."""
+    """With tensor: layers to split by rows."""
     head_width: int = 1
-    """With tensor: columns that stay together in named layers."""
+    """With tensor: number of columns of a named layer that must stay on one device (the attention head width)."""
     cut: str = field(default="", metadata={NAMED: "each begins a stage"})
-    """With stages: modules that begin the second, third, ... stage, as in `pipeline`; empty: where it is balanced."""
-    microbatches: int | None = field(default=None, metadata={IF_NONE: "with stages; as planned if not given"})
-    """With stages: parts of a group's share of the batch."""
+    """With stages: modules that begin the second, third, ... stage, as in `pipeline`; empty: balanced stages."""
+    microbatches: int | None = field(default=None, metadata={IF_NONE: "with stages; chosen automatically if not given"})
+    """With stages: number of micro-batches in a group's share of the batch."""
 
     def __post_init__(self) -> None:
         if self.tensor and self.stages:
-            raise UserError(
-                f"hybrid takes tensor={self.tensor} or stages={self.stages} inside, not both; leave one out"
-            )
+            raise UserError(f"hybrid takes tensor={self.tensor} or stages={self.stages}, not both; leave one out")
         for_stages = self.stages is not None
         foreign = ("columns", "rows", "head_width") if for_stages else ("cut", "microbatches")
         for name in foreign:
             if getattr(self, name) != getattr(type(self), name):
-                asked, needed = ("stages", "tensor") if for_stages else ("tensor", "stages")
+                given, needed = ("stages", "tensor") if for_stages else ("tensor", "stages")
                 raise UserError(
-                    f"hybrid: {name}={getattr(self, name)} is for hybrid:{needed}=..., and this has {asked}="
-                    f"{self.inside} inside; leave it out, or put {needed}={self.inside} in its place"
+                    f"hybrid: {name}={getattr(self, name)} needs {needed}=..., but this hybrid has {given}="
+                    f"{self.inside}; leave {name} out, or use {needed}={self.inside} instead of {given}={self.inside}"
                 )
         check_cut(self.cut)
 
     @property
     def as_tensor(self) -> Tensor:
-        """What a group does that shares layers."""
+        """Strategy of a group that splits layers."""
         return Tensor(self.columns, self.rows, self.head_width)
 
     @property
     def as_pipeline(self) -> Pipeline:
-        """What a group does that has stages."""
+        """Strategy of a group that has stages."""
         return Pipeline(self.microbatches, cut=self.cut)
 
     @property
     def inside(self) -> int:
-        """Devices of a group."""
+        """Number of devices per group."""
         return self.stages or self.tensor or 2
+
+    @property
+    def in_stages(self) -> bool:
+        return self.stages is not None
+
+    @property
+    def pads_last_batch(self) -> bool:
+        """Whether groups are pipelines, which pad the last batch."""
+        return self.in_stages
+
+    @property
+    def cuts_layers(self) -> bool:
+        return self.stages is None
+
+    def seen_at_once(self, devices: int, microbatches: int | None) -> str:
+        if devices == 1:
+            return ""
+        if self.in_stages and microbatches != 1:
+            return "one micro-batch"
+        return "the samples of one group of devices" if devices > self.inside else ""
+
+    def twin(self, devices: int) -> str | None:
+        """`pipeline` or `tensor` if there is only one group, which does the same."""
+        if devices != self.inside:
+            return None
+        return Pipeline.name if self.in_stages else Tensor.name
 
     def check_devices(self, devices: int) -> None:
         if devices % self.inside:
             raise UserError(
-                f"hybrid:{'stages' if self.stages else 'tensor'}={self.inside} has {self.inside} devices share a "
-                f"model: --devices must be a multiple of {self.inside}, not {devices}"
+                f"hybrid:{'stages' if self.stages else 'tensor'}={self.inside} needs groups of {self.inside} devices: "
+                f"--devices must be a multiple of {self.inside}, not {devices}"
             )
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
-        """With four devices in two groups:
+        """Plan one step of all groups. Four devices in two groups:
 
         ranks 0, 1  forward |       | loss | backward |       | backward |                 | update
         links 0-1           | sum   |                 | sum   |                                       as in `tensor`
         links 0-2, 1-3                                | reduce bucket 0  | reduce bucket 1 |          as in `mirrored`
         """
         self.check_devices(devices)
-        return self._planned(footprint, batch, AlikeGroups(devices, self.inside, devices // self.inside, backend))
+        return self._plan_groups(footprint, batch, DeviceGroups(devices, self.inside, devices // self.inside, backend))
 
     def plan_first(
         self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo", followed: int = 1
     ) -> Plan:
-        """The step of the first groups, in the midst of all the others; as long as the whole, whatever their number.
+        """Plan the first groups only, with collectives over all groups, so that the step is as long as that of all.
 
-        What meets on a host's links matters where stages send to each other: about so many devices are planned then.
+        With stages, about `followed` devices are planned, because stages of different groups share a host's links.
         """
         self.check_devices(devices)
-        few = max(2, followed // self.inside) if self.stages else 1
-        planned = min(few, devices // self.inside)
-        return self._planned(footprint, batch, AlikeGroups(devices, self.inside, planned, backend))
+        wanted = max(2, followed // self.inside) if self.stages else 1
+        planned = min(wanted, devices // self.inside)
+        return self._plan_groups(footprint, batch, DeviceGroups(devices, self.inside, planned, backend))
 
-    def _planned(self, footprint: Footprint, batch: int, groups: AlikeGroups) -> Plan:
+    def _plan_groups(self, footprint: Footprint, batch: int, groups: DeviceGroups) -> Plan:
         if self.stages:
             return _stages_plan(self.as_pipeline, footprint, groups, batch)
-        return _Step(footprint, self.as_tensor.cuts(footprint.matrices, self.inside), groups, batch).plan()
+        return _SplitLayersPlan(
+            footprint, self.as_tensor.layer_splits(footprint.matrices, self.inside), groups, batch
+        ).plan()
+
+    def samples_at_once(self, run: TrainingRun) -> int:
+        return self._group_strategy.samples_at_once(self._run_of_group(run))
+
+    def rank_memory(self, rank: int, run: TrainingRun, layers: LayerMemories) -> RankMemory:
+        """A group holds one model. With several groups, DDP's buckets are added, or a copy of a stage's gradients."""
+        memory = self._group_strategy.rank_memory(rank % self.inside, self._run_of_group(run), layers)
+        if run.devices == self.inside:
+            return memory
+        if self.in_stages:
+            return replace(memory, flat_bytes=weights_of(memory.layers))
+        return replace(memory, gradients="stay")
+
+    @property
+    def _group_strategy(self) -> Strategy:
+        """Strategy among the devices of one group."""
+        return self.as_pipeline if self.in_stages else self.as_tensor
+
+    def _run_of_group(self, run: TrainingRun) -> TrainingRun:
+        """The run restricted to one group: its devices and its share of the batch."""
+        return replace(run, devices=self.inside, batch=-(-run.batch * self.inside // run.devices))
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Gradients of one part that are all-reduced between the groups together."""
+    """Gradients of one part of the model that are all-reduced across groups together."""
 
     at: float
-    """How much of backward the device has computed by then."""
+    """Part of backward that is computed when the bucket is complete."""
     part: int
     bytes: int
 
 
-class _Step:
-    """The plan under way."""
+class _SplitLayersPlan:
+    """Builder of the plan of groups that split layers."""
 
-    def __init__(self, footprint: Footprint, cuts: dict[str, Cut], groups: AlikeGroups, batch: int) -> None:
+    def __init__(
+        self, footprint: Footprint, layer_splits: dict[str, LayerSplit], groups: DeviceGroups, batch: int
+    ) -> None:
         self.builder = PlanBuilder()
-        self.footprint, self.cuts, self.groups = footprint, cuts, groups
+        self.footprint, self.layer_splits, self.groups = footprint, layer_splits, groups
         shares = [split(batch, groups.count, number) for number in range(groups.planned)]
-        # A group without samples computes one, with weight zero.
+        # A group without samples computes one sample with weight zero.
         self.samples = [max(share.stop - share.start, 1) for share in shares]
         self.done: list[tuple[int, ...]] = [() for _ in shares]
 
     def plan(self) -> Plan:
         self._compute("load")
-        self._go_through("forward", forward_pass(self.footprint.matrices, self.cuts), [])
+        self._add_pass("forward", forward_pass(self.footprint.matrices, self.layer_splits), [])
         self._compute("loss")
-        backward = backward_pass(self.footprint.matrices, self.cuts)
-        reduced = self._go_through("backward", backward, self._buckets(backward.share))
+        backward = backward_pass(self.footprint.matrices, self.layer_splits)
+        reduced = self._add_pass("backward", backward, self._buckets(backward.share))
         self.done = [ends + reduced for ends in self.done]
-        own = sum(part_bytes(self.footprint, self.cuts, 0)) / sum(self.footprint.parameter_bytes)
+        own = sum(part_bytes(self.footprint, self.layer_splits, 0)) / sum(self.footprint.parameter_bytes)
         self._compute("update", own)
         return self.builder.plan()
 
     def _buckets(self, share: float) -> list[_Bucket]:
-        """Of all parts; where one group stands for the others, the first and largest part stands for the others."""
+        """Buckets of all parts; if one group represents all groups, the first and largest part represents all parts."""
         if self.groups.count == 1:
             return []
         parts = range(self.groups.inside if self.groups.all_planned else 1)
         return [bucket for part in parts for bucket in self._buckets_of(part, share)]
 
     def _buckets_of(self, part: int, share: float) -> list[_Bucket]:
-        """As DDP packs what this part has."""
-        sizes = part_bytes(self.footprint, self.cuts, part)
+        """Buckets of one part of the model, packed as DDP does."""
+        sizes = part_bytes(self.footprint, self.layer_splits, part)
         ready = list(accumulate(self.footprint.backward_shares([range(at, at + 1) for at in range(len(sizes))])))
-        there = [at for at, size in enumerate(sizes) if size]
+        present = [at for at, size in enumerate(sizes) if size]
         return [
-            _Bucket(share * max(ready[there[at]] for at in bucket), part, sum(sizes[there[at]] for at in bucket))
-            for bucket in buckets_of([sizes[at] for at in there], None)
+            _Bucket(share * max(ready[present[at]] for at in bucket), part, sum(sizes[present[at]] for at in bucket))
+            for bucket in buckets_of([sizes[at] for at in present], None)
         ]
 
-    def _go_through(self, phase: str, passed: Pass, buckets: list[_Bucket]) -> tuple[int, ...]:
-        """Sums hold their group up; buckets travel beside. The last positions of those."""
+    def _add_pass(self, phase: str, passed: Pass, buckets: list[_Bucket]) -> tuple[int, ...]:
+        """Add forward or backward, and return the last operation of every part's buckets.
+
+        All-reduces within a group block its devices; buckets are all-reduced while the devices compute.
+        """
         before = 0.0
         last: dict[int, tuple[int, ...]] = {}
         events: list[Sum | _Bucket] = [*passed.sums, *buckets]
-        for event in sorted(events, key=lambda each: each.at):
+        for event in sorted(events, key=lambda event: event.at):
             if isinstance(event, Sum) or event.at > before:  # buckets of all parts are ready at once
-                self._compute_cut(phase, before, event.at, passed.share, event if isinstance(event, Sum) else None)
+                self._compute_until(phase, before, event.at, passed.share, event if isinstance(event, Sum) else None)
             before = event.at
             if isinstance(event, Sum):
-                self._sum(event)
+                self._sum_in_groups(event)
             else:
                 ready = tuple(position for ends in self.done for position in ends) + last.get(event.part, ())
                 last[event.part] = self.groups.sum_across(self.builder, event.part, event.bytes, ready)
-        self._compute_cut(phase, before, passed.share, passed.share)
+        self._compute_until(phase, before, passed.share, passed.share)
         return tuple(position for ends in last.values() for position in ends)
 
-    def _sum(self, event: Sum) -> None:
+    def _sum_in_groups(self, event: Sum) -> None:
         self.done = [
             self.groups.sum_inside(self.builder, first, event.bytes * samples, ends)
             for first, samples, ends in zip(self.groups.firsts, self.samples, self.done, strict=True)
         ]
 
-    def _compute_cut(self, phase: str, start: float, stop: float, whole: float, then: Sum | None = None) -> None:
+    def _compute_until(self, phase: str, start: float, stop: float, whole: float, then: Sum | None = None) -> None:
         part = (stop - start) / whole
-        self._compute(phase, stop - start, calls=cut_calls(len(self.cuts), part, then), called_share=part)
+        self._compute(
+            phase, stop - start, calls=split_layer_calls(len(self.layer_splits), part, then), called_share=part
+        )
 
     def _compute(self, phase: str, share: float = 1.0, *, calls: int = 0, called_share: float = 0.0) -> None:
         self.done = [
             self.builder.compute(
-                phase, first, samples, ends, share, self.groups.alike(first), calls=calls, called_share=called_share
+                phase,
+                first,
+                samples,
+                ends,
+                share,
+                self.groups.represented(first),
+                calls=calls,
+                called_share=called_share,
             )
             for first, samples, ends in zip(self.groups.firsts, self.samples, self.done, strict=True)
         ]
 
 
-def _stages_plan(pipeline: Pipeline, footprint: Footprint, groups: AlikeGroups, batch: int) -> Plan:
-    """A pipeline in every group; when it is through, gradients are all-reduced stage by stage, all at once."""
+def _stages_plan(pipeline: Pipeline, footprint: Footprint, groups: DeviceGroups, batch: int) -> Plan:
+    """Plan a pipeline in every group, followed by the all-reduces of all stages' gradients at the same time."""
     builder = PlanBuilder()
     stages, share = groups.inside, -(-batch // groups.count)
-    filled = pipeline.filling(footprint, stages, share, groups.backend)
-    schedule = schedule_of(pipeline.schedule, stages, 1, filled.number)
-    lines = [
+    filling = pipeline.filling(footprint, stages, share, groups.backend)
+    schedule = schedule_of(pipeline.schedule, stages, 1, filling.number)
+    pipelines = [
         StagesPlan(
             footprint,
-            filled.ranges,
+            filling.ranges,
             range(first, first + stages),
             groups.backend,
-            filled.size,
+            filling.size,
             when_due=True,
             sender_waits=True,
         )
         for first in groups.firsts
     ]
     ends: dict[int, tuple[int, ...]] = {}
-    for line in lines:
-        ends |= line.add_to(builder, schedule)
-    for stage, sections in enumerate(filled.ranges):
-        held = sum(footprint.sections[at].trained_bytes for at in sections)
-        if held and groups.count > 1:
+    for stages_plan in pipelines:
+        ends |= stages_plan.add_to(builder, schedule)
+    for stage, sections in enumerate(filling.ranges):
+        gradient_bytes = sum(footprint.sections[at].trained_bytes for at in sections)
+        if gradient_bytes and groups.count > 1:
             ranks = [first + stage for first in groups.firsts]
             ready = tuple(position for rank in ranks for position in ends[rank])
-            ends |= dict.fromkeys(ranks, groups.sum_across(builder, stage, held, ready))
-    for line in lines:
-        line.add_update(builder, ends, share)
+            ends |= dict.fromkeys(ranks, groups.sum_across(builder, stage, gradient_bytes, ready))
+    for stages_plan in pipelines:
+        stages_plan.add_update(builder, ends, share)
     return builder.plan()

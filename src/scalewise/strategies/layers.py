@@ -5,34 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from scalewise.plan import Footprint, Plan, PlanBuilder
-from scalewise.strategies.schedules import schedule_of
-from scalewise.strategies.stage_cuts import Balance, check_cut, stage_ranges
-from scalewise.strategies.stages_plan import StagesPlan
-from scalewise.strategies.strategy import NAMED, Backend
+from scalewise.hardware.collectives import Backend
+from scalewise.strategies.base import NAMED, Strategy
+from scalewise.strategies.partitioning import Balance, check_cut, stage_ranges
+from scalewise.strategies.plan import Footprint, Plan, PlanBuilder
+from scalewise.strategies.rank_memory import LayerMemories, RankMemory, TrainingRun
+from scalewise.strategies.stage_memory import memory_of_stages
+from scalewise.strategies.stage_plan import StagesPlan, schedule_of
 
 
 @dataclass(frozen=True)
-class Layers:
-    """The survey's model parallelism: while one of p devices works, the others idle, (p-1)/p of the time."""
+class Layers(Strategy):
+    """Model parallelism without micro-batches: each of p devices is idle (p-1)/p of the time."""
 
     name: ClassVar[str] = "layers"
     summary: ClassVar[str] = "consecutive layers on different devices, one batch at a time (model parallelism)"
     exact: ClassVar[bool] = True
     one_model: ClassVar[bool] = True
+    in_stages: ClassVar[bool] = True
 
     cut: str = field(default="", metadata={NAMED: "each begins a stage"})
-    """Modules that begin the second, third, ... stage, cut before each: 'encoder.3+decoder.1'; empty: balanced."""
+    """Modules that begin the second, third, ... stage, as 'encoder.3+decoder.1'; empty: balanced stages."""
     balance: Balance = "counted"
-    """Stages are equal in counted flops and bytes, or in seconds that one device is measured to take for every part."""
+    """counted: balance stages by flops and bytes. measured: by the measured seconds of each section on one device."""
 
     def __post_init__(self) -> None:
         check_cut(self.cut)
 
     def ranges(self, footprint: Footprint, devices: int, samples: int) -> list[range]:
-        """The sections of every stage, for so many samples at a time."""
-        known = footprint
-        return stage_ranges(known.sections, [samples] * devices, self.cut, known.room_bytes, known.state_copies)
+        """Sections of every stage, with `samples` samples at a time."""
+        return stage_ranges(
+            footprint.sections, [samples] * devices, self.cut, footprint.room_bytes, footprint.state_copies
+        )
+
+    def seen_at_once(self, devices: int, microbatches: int | None) -> str:  # noqa: ARG002
+        return ""
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
         builder = PlanBuilder()
@@ -40,3 +47,14 @@ class Layers:
         stages = StagesPlan(footprint, ranges, range(devices), backend, batch, notices=True)
         stages.add_update(builder, stages.add_to(builder, schedule_of("gpipe", devices, 1, 1)), batch)
         return builder.plan()
+
+    def samples_at_once(self, run: TrainingRun) -> int:
+        return run.part_of_batch
+
+    def rank_memory(self, rank: int, run: TrainingRun, layers: LayerMemories) -> RankMemory:
+        """Parts of an accumulated batch run one after the other in the same memory."""
+        samples = run.part_of_batch
+        ranges = self.ranges(run.footprint, run.devices, samples)
+        [forward, backward] = schedule_of("gpipe", run.devices, 1, 1)[rank]
+        work = [forward, backward] * (2 if run.accumulate > 1 else 1)
+        return memory_of_stages(rank, run, layers, samples, work, ranges)

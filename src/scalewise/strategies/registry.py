@@ -1,8 +1,14 @@
-"""The strategies there are."""
+"""Registry of the parallelism strategies."""
 
 from __future__ import annotations
 
-from scalewise.spec import parse_spec, unknown
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from scalewise.core.errors import UserError
+from scalewise.core.specs import parse_spec, unknown
+from scalewise.strategies.base import Strategy, options_of, with_options
 from scalewise.strategies.central_storage import CentralStorage
 from scalewise.strategies.data_parallel import DataParallel
 from scalewise.strategies.hybrid import Hybrid
@@ -14,7 +20,6 @@ from scalewise.strategies.pipeline import Pipeline
 from scalewise.strategies.ring import Ring
 from scalewise.strategies.sharded import Sharded
 from scalewise.strategies.single import Single
-from scalewise.strategies.strategy import Strategy, with_options
 from scalewise.strategies.tensor import Tensor
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -32,10 +37,44 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "sharded": Sharded,
 }
 
+REFERENCE: Strategy = Single()
+"""Baseline of all other strategies."""
+STANDARD: Strategy = Mirrored()
+"""Usual choice of PyTorch users."""
+MEASURED_BY_DEFAULT = (REFERENCE.name, STANDARD.name)
+"""Strategies that `measure` times if none is given."""
+
+
+def is_reference(name: str) -> bool:
+    return name in STRATEGIES and STRATEGIES[name].reference
+
+
+def strategy_named(name: str, options: Mapping[str, Any]) -> Strategy | None:
+    """Strategy of a stored measurement; None if this version has no such strategy or option."""
+    if name not in STRATEGIES:
+        return None
+    try:
+        return STRATEGIES[name](**options)
+    except (TypeError, UserError):
+        return None
+
 
 def strategy_of(text: str) -> Strategy:
-    """'mirrored:bucket_MB=10' -> Mirrored(bucket_MB=10.0)."""
+    """Parse a strategy given on the command line: 'mirrored:bucket_MB=10' -> Mirrored(bucket_MB=10.0)."""
     spec = parse_spec(text)
     if spec.name not in STRATEGIES:
         raise unknown("strategy", spec.name, STRATEGIES)
     return with_options(STRATEGIES[spec.name], spec.name, spec.options)
+
+
+def written(name: str, options: Mapping[str, Any]) -> str:
+    """Format a strategy's name and the options that differ from their defaults: 'parameter-server:servers=2'."""
+    kind = STRATEGIES.get(name)
+    defaults = dataclasses.asdict(kind()) if kind else {}  # type: ignore[call-overload]
+    given = [f"{key}={value}" for key, value in options.items() if defaults.get(key) != value]
+    return f"{name}:{','.join(given)}" if given else name
+
+
+def strategy_text(strategy: Strategy) -> str:
+    """Format a strategy as it is written on the command line: 'parameter-server:servers=2'."""
+    return written(strategy.name, options_of(strategy))

@@ -1,25 +1,30 @@
-"""One device: what every other strategy is compared with."""
+"""Single device, the baseline of all other strategies."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scalewise.plan import Footprint, Plan, PlanBuilder
-from scalewise.strategies.strategy import Backend
+from scalewise.hardware.collectives import Backend
+from scalewise.strategies.base import SessionKind, Strategy
+from scalewise.strategies.plan import Footprint, Plan, PlanBuilder
 
 
 @dataclass(frozen=True)
-class Single:
-    """Load, forward, loss, backward, update, one after the other; nothing is sent."""
+class Single(Strategy):
+    """Training on one device, without communication."""
 
     name: ClassVar[str] = "single"
-    summary: ClassVar[str] = "one device; the reference"
+    summary: ClassVar[str] = "one device; the baseline of all other strategies"
 
+    reference: ClassVar[bool] = True
     exact: ClassVar[bool] = True
+    executions: ClassVar[Mapping[str, Sequence[str]]] = {}
+    session_kind: ClassVar[SessionKind] = SessionKind.ONE_PROCESS
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:  # noqa: ARG002
-        """The phases in their order, each on the whole batch."""
+        """Plan the phases of one step, one after the other."""
         builder = PlanBuilder()
         done: tuple[int, ...] = ()
         for phase in ("load", "forward", "loss", "backward", "update"):

@@ -1,4 +1,4 @@
-"""Tensor: every device has a part of each layer and computes on the same data; their results are added up."""
+"""Tensor parallelism: a part of each layer on every device."""
 
 from __future__ import annotations
 
@@ -6,62 +6,83 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scalewise.collectives.collective import Collective
-from scalewise.plan import Footprint, Matrix, Plan, PlanBuilder
-from scalewise.strategies.cut_step import backward_pass, cut_calls, forward_pass, part_bytes
-from scalewise.strategies.cuts import Cut, declared_cuts, named_cuts
-from scalewise.strategies.strategy import Backend
+from scalewise.hardware.collectives import Backend, Collective
+from scalewise.strategies.base import Strategy
+from scalewise.strategies.layer_splitting import (
+    LayerSplit,
+    backward_pass,
+    declared_splits,
+    forward_pass,
+    named_cuts,
+    part_bytes,
+    split_layer_calls,
+)
+from scalewise.strategies.plan import Footprint, Plan, PlanBuilder, SplittableLayer
+from scalewise.strategies.rank_memory import LayerMemories, RankMemory, TrainingRun
+from scalewise.strategies.stage_memory import memory_of_part
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """The survey's second reading of model parallelism: the same data to every part, combined by all-reduce.
+class Tensor(Strategy):
+    """Tensor parallelism: every device computes a part of each split layer for the whole batch.
 
-    Of two layers that follow each other the first is cut by columns and the second by rows, so that what lies between
-    them stays in parts; of attention every device has some heads. Other layers are computed on every device alike.
+    Of two consecutive layers, the first is split by columns and the second by rows, so the activations between them
+    stay split and one all-reduce follows the pair. Attention is split by heads. Other layers are replicated.
     """
 
     name: ClassVar[str] = "tensor"
-    summary: ClassVar[str] = "a part of every layer on each device, the same data to all, results all-reduced (DTensor)"
+    summary: ClassVar[str] = (
+        "a part of each layer on every device, the same batch on all, outputs all-reduced (DTensor)"
+    )
     exact: ClassVar[bool] = True
     one_model: ClassVar[bool] = True
+    cuts_layers: ClassVar[bool] = True
 
     columns: str = ""
-    """Layers of your own model to cut by columns, '*.query+*.key+*.value+*.fc1'; empty: as the model says itself."""
+    """Layers to split by columns, as '*.query+*.key+*.fc1'; empty: found automatically or declared by the model."""
     rows: str = ""
-    """Layers to cut by rows, '*.output+*.fc2'."""
+    """Layers to split by rows, as '*.output+*.fc2'."""
     head_width: int = 1
-    """Columns that stay together in named layers: the width of an attention head."""
+    """Number of columns of a named layer that must stay on one device (the attention head width)."""
 
-    def cuts(self, matrices: Sequence[Matrix], parts: int) -> dict[str, Cut]:
+    def layer_splits(self, matrices: Sequence[SplittableLayer], parts: int) -> dict[str, LayerSplit]:
         if self.columns or self.rows:
             return named_cuts(matrices, parts, self.columns, self.rows, self.head_width)
-        return declared_cuts(matrices, parts)
+        return declared_splits(matrices, parts)
+
+    def seen_at_once(self, devices: int, microbatches: int | None) -> str:  # noqa: ARG002
+        return ""
 
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
-        """Every rank is alike.
+        """Plan one step, in which all ranks do the same.
 
         rank 0  forward 0 |       | forward 1 |       | loss | backward 1 |       | backward 0 | update
         links             | sum 0 |           | sum 1 |                   | sum 1 |
         """
         builder = PlanBuilder()
-        cuts = self.cuts(footprint.matrices, devices)
+        layer_splits = self.layer_splits(footprint.matrices, devices)
         done: tuple[int, ...] = builder.compute("load", 0, batch, count=devices)
         for phase, passed in (
-            ("forward", forward_pass(footprint.matrices, cuts)),
-            ("backward", backward_pass(footprint.matrices, cuts)),
+            ("forward", forward_pass(footprint.matrices, layer_splits)),
+            ("backward", backward_pass(footprint.matrices, layer_splits)),
         ):
             before = 0.0
-            for each in (*passed.sums, None):
-                at = each.at if each else passed.share
+            for event in (*passed.sums, None):
+                at = event.at if event else passed.share
                 part = (at - before) / passed.share
-                calls = cut_calls(len(cuts), part, each)
+                calls = split_layer_calls(len(layer_splits), part, event)
                 done = builder.compute(phase, 0, batch, done, at - before, devices, calls=calls, called_share=part)
-                size = each.bytes * batch if each else 0
+                size = event.bytes * batch if event else 0
                 done = builder.collective("reduce", Collective("all_reduce", backend, devices, size), done)
                 before = at
             if phase == "forward":
                 done = builder.compute("loss", 0, batch, done, count=devices)
-        own = sum(part_bytes(footprint, cuts, 0)) / sum(footprint.parameter_bytes)
+        own = sum(part_bytes(footprint, layer_splits, 0)) / sum(footprint.parameter_bytes)
         builder.compute("update", 0, batch, done, own, devices)
         return builder.plan()
+
+    def samples_at_once(self, run: TrainingRun) -> int:
+        return run.part_of_batch
+
+    def rank_memory(self, rank: int, run: TrainingRun, layers: LayerMemories) -> RankMemory:
+        return memory_of_part(self.layer_splits(run.footprint.matrices, run.devices), rank, run, layers)

@@ -1,0 +1,151 @@
+"""Find a cluster by its catalogue name, its file, or a composed name such as '8 x a100-nvlink, 4 hosts, 100gbe'."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from scalewise.core.errors import UserError
+from scalewise.core.specs import matching, unknown
+from scalewise.hardware.cluster import Cluster, Device, Link, parse_cluster, read_cluster
+from scalewise.hardware.gpu_hosts import MOST_PER_HOST, OPTION_WORDS, HostOptions, add_option, host_of
+from scalewise.hardware.gpus import find_gpu, gpus
+
+_LINE = "1500-byte frames carry 94.9 % of line rate; HKBU-HPML/MG-WFBP: 523 us for 14 steps over 10 GbE"
+_IB = "NVIDIA/nccl src/graph/topo.h: 12 GB/s for 100 Gb/s, in proportion; tuning.cc: 14 us"
+
+
+def _hosts(kind: str, GBps: float, latency_us: float, source: str) -> Link:
+    return Link("hosts", kind, GBps, latency_us, shared=True, source=source)
+
+
+NETWORKS: dict[str, Link] = {
+    "1gbe": _hosts("1gbe", 0.1186, 37, _LINE),
+    "10gbe": _hosts("10gbe", 1.186, 37, _LINE),
+    "25gbe": _hosts("25gbe", 2.97, 37, _LINE),
+    "100gbe": _hosts("100gbe", 11.9, 37, _LINE),
+    "infiniband-56": _hosts("infiniband-56", 6.72, 14, _IB),
+    "infiniband-100": _hosts("infiniband-100", 12.0, 14, _IB),
+    "infiniband-200": _hosts("infiniband-200", 24.0, 14, _IB),
+    "infiniband-400": _hosts("infiniband-400", 48.0, 14, _IB),
+}
+"""Networks between hosts. All devices of a host share its port, which sends and receives at full bandwidth at once."""
+
+
+_COMPOSED = re.compile(r"(\d+)\s*x\s*([a-z][\w.-]*)((?:\s*,\s*[\w. -]+)*)", re.IGNORECASE)
+EXAMPLE = "'8 x a100-nvlink, 4 hosts, 100gbe'"
+
+
+@cache
+def catalogue() -> dict[str, Cluster]:
+    """Return all clusters of the catalogue by name. Each file is named after its cluster."""
+    paths = [path for path in (files(__package__) / "clusters").iterdir() if path.name.endswith(".toml")]
+    clusters = [parse_cluster(path.read_text(), path.name) for path in paths]
+    return {cluster.name: cluster for cluster in sorted(clusters, key=lambda cluster: cluster.name.partition("x-")[2])}
+
+
+def cluster_of(text: str) -> Cluster:
+    """Return the cluster of a catalogue name, a TOML file or a composed name.
+
+    Examples: '4x-gtx-1080-ti', 'my-cluster.toml', '2 x a100-nvlink', '8x-a100-nvlink, 4 hosts, 100gbe'.
+    """
+    if text in catalogue():
+        return catalogue()[text]
+    if text.endswith(".toml") or Path(text).is_file():
+        return read_cluster(Path(text))
+    if match := _COMPOSED.fullmatch(text.strip()):
+        return _compose(text, int(match[1]), match[2].lower(), match[3])
+    head, comma, tail = text.partition(",")
+    name = matching(head.strip(), catalogue())
+    if name and not comma:
+        return catalogue()[name]
+    if name:
+        return _compose(text, catalogue()[name].devices_per_host, name.partition("x-")[2], tail)
+    raise unknown("cluster", text, [*catalogue(), f"a composed name such as {EXAMPLE}"])
+
+
+def _compose(text: str, count: int, device_name: str, tail: str) -> Cluster:
+    options, hosts, network = _parse_tail(text, tail)
+    one_host = {name.partition("x-")[2]: cluster for name, cluster in catalogue().items()}
+    name = matching(device_name, one_host)
+    fits = name is not None and (count <= one_host[name].devices_per_host or count > MOST_PER_HOST)
+    if name is None or options.given or not fits:
+        name, host = _gpu_host(text, device_name, count, options, one_host)
+    else:
+        host = one_host[name]
+    if not 1 <= count <= host.devices_per_host:
+        raise UserError(
+            f"'{text}': a host has 1 to {host.devices_per_host} devices of {name}, not {count}; "
+            f"add hosts for more, as in {EXAMPLE}"
+        )
+    if hosts < 1:
+        raise UserError(f"'{text}': the number of hosts is {hosts}; it must be 1 or more, as in {EXAMPLE}")
+    if hosts > 1 and network is None and host.link("hosts") is None:
+        raise UserError(
+            f"'{text}': the network between the hosts is missing; add it as in {EXAMPLE}; valid: {', '.join(NETWORKS)}"
+        )
+    return _replicate(host, count, hosts, network)
+
+
+def _parse_tail(text: str, tail: str) -> tuple[HostOptions, int, Link | None]:
+    """Parse what follows the devices: options of a host, the number of hosts, and the network between them."""
+    options, hosts, network = HostOptions(), 1, None
+    for part in filter(None, (part.strip().lower() for part in tail.split(","))):
+        if match := re.fullmatch(r"(\d+) hosts?", part):
+            hosts = int(match[1])
+        elif extended := add_option(options, part):
+            options = extended
+        elif kind := matching(part, NETWORKS):
+            network = NETWORKS[kind]
+        else:
+            valid = [*NETWORKS, "or a number of hosts such as '4 hosts'", *OPTION_WORDS]
+            raise unknown(f"network in '{text}':", part, valid)
+    return options, hosts, network
+
+
+_PORT_SUFFIXES = {"-nvlink": True, "-pcie": False}
+
+
+def _gpu_host(
+    text: str, name: str, count: int, options: HostOptions, known: Mapping[str, Cluster]
+) -> tuple[str, Cluster]:
+    """One host with links derived from the specification of its GPUs, for boxes that the catalogue does not have."""
+    gpu = find_gpu(name)
+    for suffix, bridges in _PORT_SUFFIXES.items():
+        if gpu is None and name.endswith(suffix):
+            gpu = find_gpu(name.removesuffix(suffix))
+            options = options if options.bridges is not None else replace(options, bridges=bridges)
+    if gpu is None and (box := matching(name, known)):
+        gpu = find_gpu(known[box].devices[0].name)
+    if gpu is None:
+        raise unknown("device", name, [*known, *gpus()])
+    try:
+        return gpu.key, host_of(gpu, count, options)
+    except UserError as error:
+        raise UserError(f"'{text}': {error}") from None
+
+
+def _replicate(host: Cluster, count: int, hosts: int, network: Link | None) -> Cluster:
+    """Return a cluster of `hosts` copies of a host, with its first `count` devices each."""
+    links = host.links if network is None else (*(link for link in host.links if link.between != "hosts"), network)
+    devices: list[Device] = []
+    for device in host.devices:
+        used = min(device.count, count - sum(chosen.count for chosen in devices))
+        devices += [replace(device, count=used)] if used else []
+    is_whole = count == host.devices_per_host
+    return replace(
+        host,
+        name=", ".join(
+            [f"{count} x {host.name.partition('x-')[2]}"]
+            + ([f"{hosts} hosts", network.kind if network else "its own network"] if hosts > 1 else [])
+        ),
+        hosts=hosts,
+        devices_per_host=count,
+        devices=tuple(devices),
+        links=links,
+        price_per_hour=host.price_per_hour * hosts if host.price_per_hour is not None and is_whole else None,
+    )

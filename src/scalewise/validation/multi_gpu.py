@@ -1,0 +1,422 @@
+"""Score predictions on hosts of several GPUs: all-reduces, torch.nn.DataParallel, and tf_cnn_benchmarks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import fmean
+from typing import ClassVar
+
+from scalewise.hardware.catalogue import cluster_of
+from scalewise.hardware.cluster import Between, Cluster
+from scalewise.hardware.collectives import Backend, Collective
+from scalewise.hardware.transfers import Send
+from scalewise.predict.calibration import fit_link
+from scalewise.predict.collective_seconds import collective_seconds, link_bytes
+from scalewise.predict.link_factors import MeasuredStep, calibrate_links
+from scalewise.predict.network import Layout, Network, packed
+from scalewise.predict.predictor import Predictor
+from scalewise.predict.simulator import TENSORFLOW
+from scalewise.published.gpu_steps import (
+    ALL_REDUCE_CLUSTERS,
+    DATA_PARALLEL_STEPS,
+    NCCL,
+    AllReduceRow,
+    DataParallelRow,
+    data_parallel_profile,
+    load_all_reduces,
+    load_data_parallel,
+)
+from scalewise.published.tables import TENSORFLOW as SOURCE
+from scalewise.published.tables import TensorFlowRow, load_tensorflow, outlined_profile
+from scalewise.strategies.base import Strategy
+from scalewise.strategies.mirrored import buckets_of
+from scalewise.strategies.plan import Footprint, Plan, PlanBuilder, share_sizes
+from scalewise.strategies.registry import strategy_of
+from scalewise.validation.scores import Cell, Table, by
+
+LINK_ERROR = 0.1
+"""Relative half-width of the 90 % interval of an all-reduce with measured or interpolated constants."""
+NVLINK_GBps = {"A100": 300.0, "V100": 150.0}
+"""NVLink bandwidth of one GPU in each direction."""
+
+
+def all_reduce_tables() -> list[Table]:
+    clusters = {gpu: cluster_of(name) for gpu, name in ALL_REDUCE_CLUSTERS.items()}
+    rows = load_all_reduces()
+    cells = [_all_reduce_cell(row, clusters[row.gpu]) for row in rows]
+    names = [
+        f"{row.gpu}, {'fitted' if _is_fitted(row, clusters[row.gpu]) else 'other'} numbers of GPUs" for row in rows
+    ]
+    return [
+        Table(
+            "nccl all-reduce",
+            cells,
+            "partly",
+            "bandwidth and latency of the catalogue's [[measured]] entries, on all-reduces of 2, 4 and 8 A100 and of "
+            "2 to 8 V100; other numbers of A100 are interpolated",
+            NCCL.citation,
+            {"median": 10},
+            by(cells, names),
+        )
+    ]
+
+
+def _is_fitted(row: AllReduceRow, cluster: Cluster) -> bool:
+    return cluster.measured_for("all_reduce", "nccl", row.devices, 1, row.bytes) is not None
+
+
+def _all_reduce_cell(row: AllReduceRow, cluster: Cluster) -> Cell:
+    collective = Collective("all_reduce", "nccl", row.devices, row.bytes)
+    seconds = collective_seconds(collective, Network(replace(cluster, hosts=1), packed(cluster, row.devices)))
+    specified = link_bytes("all_reduce", row.devices, row.bytes) / (NVLINK_GBps[row.gpu] * 1e9)
+    return Cell(
+        label=f"all-reduce of {row.bytes:,} bytes on {row.devices} {row.gpu}",
+        measured=row.seconds,
+        predicted=seconds,
+        low=seconds * (1 - LINK_ERROR),
+        high=seconds * (1 + LINK_ERROR),
+        alone=0.0,
+        baselines={"bytes / specification": specified},
+    )
+
+
+STRATEGY = strategy_of("data-parallel:engine=threads")
+CLUSTERS = {
+    "A100-SXM4-40GB": "4 x a100-nvlink",
+    "V100-DGXS-16GB": "4 x v100-nvlink",
+    "TITAN Xp": "4 x titan-xp",
+    "RTX 2080 Ti": "4x-rtx-2080-ti",
+    "GTX 1080 Ti": "4 x titan-xp",
+}
+"""Cluster of the catalogue for each GPU of the table."""
+HOST_GBps = {"A100-SXM4-40GB": 300.0, "V100-DGXS-16GB": 150.0}
+"""Specified bandwidth of NVLink in each direction; all others have PCIe 3.0."""
+PCIE3_GBps = 15.75
+IRREGULAR = ("RTX 2080 Ti", 3)
+"""GPU and number of devices that are scored apart: the bandwidth of this machine halves there."""
+
+
+FACTORS = [1.03**power for power in range(-30, 31)]
+"""Durations of Python code, relative to the constants, that are compared with the steps of other machines."""
+SHAPE = (
+    "host time per module call, on the other machines; its growth with the number of GPUs and the part that overlaps, "
+    "and the bandwidth of PCIe 3.0, on all machines, also the scored one"
+)
+
+
+def data_parallel_tables() -> list[Table]:
+    rows = load_data_parallel()
+    factors = {gpu: _factor_without(gpu) for gpu in CLUSTERS}
+    cells = [_data_parallel_cell(row, replace(_cluster(row.gpu), host_factor=factors[row.gpu])) for row in rows]
+    scored = [(row, cell) for row, cell in zip(rows, cells, strict=True) if not _is_irregular(row)]
+    apart = [cell for row, cell in zip(rows, cells, strict=True) if _is_irregular(row)]
+    return [
+        Table(
+            "data-parallel",
+            [cell for _, cell in scored],
+            "no",
+            SHAPE,
+            DATA_PARALLEL_STEPS.citation,
+            {"median": 12, "p90": 25},
+            by([cell for _, cell in scored], [row.gpu for row, _ in scored]),
+        ),
+        Table("3 x RTX 2080 Ti", apart, "no", "as in data-parallel", DATA_PARALLEL_STEPS.citation),
+        _fitted_data_parallel_table(),
+    ]
+
+
+FITTED_ROWS = 2
+"""Every row of this number is used for a fit, which is enough for two constants."""
+
+
+def _fitted_data_parallel_table() -> Table:
+    """Score each half of the models with links and host calibrated to the other half, on the same machine."""
+    models = sorted({row.model for row in load_data_parallel()})
+    halves = [set(models[::2]), set(models[1::2])]
+    cells, names = list[Cell](), list[str]()
+    for gpu in CLUSTERS:
+        rows = [row for row in load_data_parallel() if row.gpu == gpu and not _is_irregular(row)]
+        for scored, fitting in (halves, halves[::-1]):
+            steps = [_measured_step(row) for row in rows if row.model in fitting][::FITTED_ROWS]
+            cluster = calibrate_links(_cluster(gpu), steps).cluster
+            half = [_data_parallel_cell(row, cluster) for row in rows if row.model in scored]
+            cells += half
+            names += [gpu] * len(half)
+    return Table(
+        "data-parallel, fitted",
+        cells,
+        "other models",
+        "bandwidth between devices and host time of each machine, on every second row of the other half of the models",
+        DATA_PARALLEL_STEPS.citation,
+        {"median": 6.5},
+        by(cells, names),
+    )
+
+
+def _measured_step(row: DataParallelRow) -> MeasuredStep:
+    def predicted(cluster: Cluster) -> float:
+        return _simulated(row, cluster)
+
+    return MeasuredStep(row.model, row.seconds, row.one_gpu_seconds, predicted, row.model)
+
+
+def _is_irregular(row: DataParallelRow) -> bool:
+    return (row.gpu, row.devices) == IRREGULAR
+
+
+@cache
+def _cluster(gpu: str) -> Cluster:
+    return cluster_of(CLUSTERS[gpu])
+
+
+def _factor_without(gpu: str) -> float:
+    """Duration of Python code with which the steps of all machines but one are predicted best."""
+    others = [row for row in load_data_parallel() if row.gpu != gpu and not _is_irregular(row)]
+
+    def error(factor: float) -> float:
+        return fmean(abs(math.log(_seconds(row, factor) / row.seconds)) for row in others)
+
+    return min(FACTORS, key=error)
+
+
+def _seconds(row: DataParallelRow, factor: float) -> float:
+    """Predicted seconds of a step, which grow linearly with the duration of Python code."""
+    without, added = _linear_seconds(row)
+    return without + factor * added
+
+
+@cache
+def _linear_seconds(row: DataParallelRow) -> tuple[float, float]:
+    once, twice = (_simulated(row, replace(_cluster(row.gpu), host_factor=factor)) for factor in (1.0, 2.0))
+    return 2 * once - twice, twice - once
+
+
+def _simulated(row: DataParallelRow, cluster: Cluster) -> float:
+    return Predictor(data_parallel_profile(row), cluster).simulate(STRATEGY, row.devices, row.batch).step_seconds
+
+
+def _data_parallel_cell(row: DataParallelRow, cluster: Cluster) -> Cell:
+    profile = data_parallel_profile(row)
+    prediction = Predictor(profile, cluster).predict(STRATEGY, row.devices, row.batch, samples=row.batch)
+    alone = row.one_gpu_seconds * row.devices
+    moved = 2 * profile.parameter_bytes * (row.devices - 1) / row.devices
+    specified = HOST_GBps.get(row.gpu, PCIE3_GBps)
+    return Cell(
+        label=f"{row.model} {row.precision} on {row.devices} {row.gpu}",
+        measured=row.seconds,
+        predicted=prediction.seconds,
+        low=prediction.low,
+        high=prediction.high,
+        alone=alone,
+        devices=row.devices,
+        baselines={
+            "linear scaling": row.one_gpu_seconds,
+            "bytes / specification": row.one_gpu_seconds + moved / (specified * 1e9),
+        },
+    )
+
+
+PIECE_MB = 25.0
+
+
+@dataclass(frozen=True)
+class OnHost(Strategy):
+    """Keep all variables in host memory; every device pulls them and pushes its gradients in each step."""
+
+    name: ClassVar[str] = "variables on host"
+    summary: ClassVar[str] = "TensorFlow's parameter_server on the CPU"
+    exact: ClassVar[bool] = True
+
+    def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "nccl") -> Plan:  # noqa: ARG002
+        builder = PlanBuilder()
+        groups = buckets_of(footprint.parameter_bytes, PIECE_MB)
+        sizes = [sum(footprint.parameter_bytes[position] for position in group) for group in groups]
+        shares = footprint.backward_shares(groups)
+        memory = devices
+        pushed: tuple[int, ...] = ()
+        for rank, samples in enumerate(share_sizes(batch, devices)):
+            done: tuple[int, ...] = ()
+            for size, share in zip(reversed(sizes), reversed(shares), strict=True):
+                fetched = builder.transfer("pull", [Send(memory, rank, size)], {})
+                done = builder.compute("forward", rank, samples, done + fetched[rank], share)
+            for size, share in zip(sizes, shares, strict=True):
+                done = builder.compute("backward", rank, samples, done, share)
+                pushed += builder.transfer("push", [Send(rank, memory, size)], {rank: done})[memory]
+        builder.compute("update", memory, batch, pushed)
+        return builder.plan()
+
+
+@dataclass(frozen=True)
+class OnServers(Strategy):
+    """All-reduce gradients inside each host, push each part to the host that owns it, and pull the updated part."""
+
+    name: ClassVar[str] = "distributed servers"
+    summary: ClassVar[str] = "TensorFlow's distributed_replicated"
+    exact: ClassVar[bool] = True
+
+    hosts: int = 1
+
+    def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "nccl") -> Plan:
+        builder = PlanBuilder()
+        per_host = devices // self.hosts
+        samples = -(-batch // devices)
+        done = builder.compute("forward", 0, samples, count=devices)
+        groups = buckets_of(footprint.parameter_bytes, PIECE_MB)
+        for group, share in zip(groups, footprint.backward_shares(groups), strict=True):
+            size = sum(footprint.parameter_bytes[position] for position in group)
+            done = builder.compute("backward", 0, samples, done, share, count=devices)
+            added = builder.collective("reduce", Collective("all_reduce", backend, per_host, size), done)
+            part = -(-size // self.hosts)
+            pairs = [(one, other) for one in range(self.hosts) for other in range(self.hosts) if one != other]
+            arrived = dict.fromkeys(range(self.hosts), added)
+            for one, other in pairs:
+                sent = builder.transfer("push", [Send(one * per_host, devices + other, part)], {one * per_host: added})
+                arrived[other] += sent[devices + other]
+            updated = {
+                devices + host: builder.compute("update", devices + host, batch, after)
+                for host, after in arrived.items()
+            }
+            for one, other in pairs:
+                builder.transfer("pull", [Send(devices + one, other * per_host, part)], updated)
+        return builder.plan()
+
+
+def strategy_for(variables: str, hosts: int) -> Strategy:
+    """Return the strategy of a placement of variables. Variables spread over the devices send as many bytes over every
+    link as an all-reduce, so they are predicted as `mirrored`."""
+    if variables == "variables on host":
+        return OnHost()
+    return OnServers(hosts) if variables == "distributed servers" else strategy_of("mirrored")
+
+
+SPECIFIED_GBps = {"8x-p100-nvlink": 20.0, "8x-k80": 15.75, "8x-k80-gce": 15.75}
+"""Specified bandwidth of NVLink 1.0 and PCIe 3.0 x16."""
+SPECIFIED_NETWORK_GBps = 1.25
+ROUNDS = 2
+LINKS: dict[str, Between] = {
+    "variables on host": "host-device",
+    "variables on devices": "devices",
+    "replicated by NCCL": "devices",
+    "replicated by copies": "devices",
+    "distributed servers": "hosts",
+}
+"""Link that each placement of variables uses."""
+Alone = dict[tuple[str, ...], float]
+"""Step seconds of one GPU, by series."""
+
+
+def tensorflow_tables() -> list[Table]:
+    return [catalogue_table(), fitted_table()]
+
+
+def _measured() -> tuple[list[TensorFlowRow], Alone]:
+    """Return the rows on several devices whose series has a single-device row, and the single-device step times."""
+    alone = {row.series: row.step_seconds for row in load_tensorflow() if row.devices == 1}
+    return [row for row in load_tensorflow() if row.devices > 1 and row.series in alone], alone
+
+
+def catalogue_table() -> Table:
+    rows, alone = _measured()
+    cells = [_tensorflow_cell(row, alone[row.series], _tensorflow_cluster(row)) for row in rows]
+    return Table(
+        "tensorflow",
+        cells,
+        "partly",
+        "overlap and slowdown of TensorFlow, on this table; links are from the catalogue",
+        SOURCE.citation,
+        {"median": 4, "p90": 10},
+        by(cells, [row.variables for row in rows]),
+    )
+
+
+def fitted_table() -> Table:
+    """Score rows with links fitted to other models on the same machine with the same placement of variables."""
+    rows, alone = _measured()
+    cells: list[Cell] = []
+    names: list[str] = []
+    for machine, variables, model in sorted({(row.machine, row.variables, row.model) for row in rows}):
+        series = [row for row in rows if (row.machine, row.variables) == (machine, variables)]
+        fitting = _largest_runs([row for row in series if row.model != model])
+        if not fitting:
+            continue
+        GBps = _fit(fitting, alone)
+        for row in series:
+            if row.model == model:
+                # Links fitted to other models are less certain than measured ones.
+                cluster = replace(_tensorflow_cluster(row).with_link(LINKS[variables], GBps), knowledge="catalogue")
+                cells.append(_tensorflow_cell(row, alone[row.series], cluster))
+                names.append(variables)
+    return Table(
+        "tensorflow, fitted",
+        cells,
+        "other models",
+        "each machine's link, on its other models; overlap and slowdown as in tensorflow",
+        SOURCE.citation,
+        {"median": 3.5},
+        by(cells, names),
+    )
+
+
+def _largest_runs(rows: list[TensorFlowRow]) -> list[TensorFlowRow]:
+    """Return the run on most devices of every model, with synthetic data if there is one."""
+    largest: dict[str, TensorFlowRow] = {}
+    for row in sorted(rows, key=lambda row: (row.data != "files", row.devices)):
+        largest[row.model] = row
+    return list(largest.values())
+
+
+def _fit(rows: list[TensorFlowRow], alone: Alone) -> float:
+    between = LINKS[rows[0].variables]
+
+    def cell(row: TensorFlowRow) -> Callable[[Cluster], float]:
+        def predicted(cluster: Cluster) -> float:
+            GBps = next(link.GBps for link in cluster.links if link.between == between)
+            tried = _tensorflow_cluster(row).with_link(between, GBps)
+            layout = Layout((row.devices // row.hosts,) * row.hosts)
+            predictor = _tensorflow_predictor(row, alone[row.series], tried)
+            batch = row.devices * row.batch_per_device
+            return predictor.simulate(strategy_for(row.variables, row.hosts), row.devices, batch, layout).step_seconds
+
+        return predicted
+
+    measured = [row.step_seconds for row in rows]
+    return fit_link(_tensorflow_cluster(rows[0]), between, [cell(row) for row in rows], measured).GBps
+
+
+def _tensorflow_cluster(row: TensorFlowRow) -> Cluster:
+    return replace(cluster_of(row.machine), hosts=row.hosts)
+
+
+def _tensorflow_predictor(row: TensorFlowRow, alone: float, cluster: Cluster) -> Predictor:
+    """Build the predictor of a row. One GPU also pulls variables from the host; the rest of its step is compute."""
+    compute = alone
+    for _ in range(ROUNDS):
+        profile = outlined_profile(row.model, cluster.devices[0].name, {row.batch_per_device: compute})
+        predictor = Predictor(profile, cluster, TENSORFLOW)
+        if row.variables != "variables on host":
+            return predictor
+        compute *= alone / predictor.simulate(OnHost(), 1, row.batch_per_device, Layout((1,))).step_seconds
+    return predictor
+
+
+def _tensorflow_cell(row: TensorFlowRow, alone: float, cluster: Cluster) -> Cell:
+    predictor = _tensorflow_predictor(row, alone, cluster)
+    batch = row.devices * row.batch_per_device
+    layout = Layout((row.devices // row.hosts,) * row.hosts)
+    prediction = predictor.predict(strategy_for(row.variables, row.hosts), row.devices, batch, layout, samples=batch)
+    moved = 2 * predictor.profile.parameter_bytes * (row.devices - 1) / row.devices
+    specified = SPECIFIED_NETWORK_GBps if row.hosts > 1 else SPECIFIED_GBps[row.machine]
+    return Cell(
+        label=f"{row.model} {row.variables}, {row.devices} GPUs of {row.machine}, {row.batch_per_device} each",
+        measured=row.step_seconds,
+        predicted=prediction.seconds,
+        low=prediction.low,
+        high=prediction.high,
+        alone=alone * row.devices,
+        devices=row.devices,
+        baselines={"linear scaling": alone, "bytes / specification": alone + moved / (specified * 1e9)},
+        rivals=f"{row.model}, {row.devices} GPUs of {row.machine}, {row.batch_per_device} each, {row.data}",
+    )

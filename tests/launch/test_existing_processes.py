@@ -1,0 +1,98 @@
+"""Tests of a session in the calling process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scalewise.core.errors import RankFailed, UserError
+from scalewise.launch.existing_processes import InProcess, TorchrunSession
+from scalewise.launch.placement import Placement, under_torchrun
+
+
+def test_an_error_keeps_no_tensors_of_the_run_alive() -> None:
+    references: list[weakref.ref[torch.Tensor]] = []
+
+    def fails(_: Any) -> None:
+        activations = torch.ones(1000, requires_grad=True).exp()
+        references.append(weakref.ref(activations))
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        except torch.OutOfMemoryError as error:
+            raise RuntimeError("in backward") from error
+
+    with InProcess(Placement(1, "cpu")) as session, pytest.raises(RankFailed) as raised:
+        session.run(fails)
+    assert raised.value.kind == "oom"
+    assert [reference() for reference in references] == [None]
+
+
+RANK_1_OF_4 = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.fixture
+def rank_1_of_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in RANK_1_OF_4.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_plain_process_is_not_under_torchrun() -> None:
+    assert not under_torchrun()
+
+
+@pytest.mark.usefixtures("rank_1_of_4")
+def test_torchrun_sets_devices_and_hosts() -> None:
+    assert under_torchrun()
+    session = TorchrunSession(Placement(device_kind="cpu"))
+    assert (session.placement.devices, session.placement.hosts, session.is_main) == (4, 2, False)
+
+
+@pytest.mark.usefixtures("rank_1_of_4")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 2}, "torchrun started 4 ranks, not 2; leave --devices out or set it to 4"),
+        ({"devices": 4, "hosts": 2, "link": "1gbit"}, "2 hosts cannot be emulated under torchrun"),
+        ({"slow": {0: 0.5}}, "slow ranks and slices are not available under torchrun"),
+        ({"device_kind": "slice"}, "slow ranks and slices are not available under torchrun"),
+    ],
+)
+def test_options_without_meaning_under_torchrun_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        TorchrunSession(Placement(**options))
+    assert message in str(refused.value)
+
+
+@pytest.mark.slow
+def test_every_rank_runs_the_task_and_only_the_main_rank_prints(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    result = subprocess.run(
+        [*torchrun, "-m", "tests.launch.torchrun_script"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # torchrun leaves its logs behind
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert "error rank 1 failed at" in result.stderr
+    assert "ValueError: learning rate is not a number" in result.stderr
+    assert json.loads(result.stdout) == [True, 2, [3.0, 3.0], [[0, {"step": 0}], [0, {"step": 1}]]]
