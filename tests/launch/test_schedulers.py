@@ -68,7 +68,7 @@ def test_a_restarted_job_resumes_if_it_left_something(tmp_path: Path) -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     for name in ("slurm", "ray"):
-        with pytest.raises(UserError, match=rf"needs the package {SCHEDULERS[name].package}; .*scalewise\[{name}\]"):
+        with pytest.raises(UserError, match=rf"--on {name} needs .* pip install {SCHEDULERS[name].package}$"):
             run_on(name, ["train", "linear"])
 
 
