@@ -6,6 +6,8 @@ TEST_PROCESSES ?= 3  # more than the cores of a small machine, because tests oft
 TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint .venv/constraints.txt
 
+export PYTHONDONTWRITEBYTECODE =  # tests start hundreds of processes; each would compile the package anew
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-compiled test-clusters test-browser test-fuzz test-chaos test-wheel transcripts \
 	diagrams screenshots notebook coverage dist docs lint types format bench clean
