@@ -94,7 +94,7 @@ def test_the_linear_model_stays_on_one_device() -> None:
     result = verdict("linear", 100)
     assert (result.add_devices, result.bottleneck, result.best.prediction.devices) == (False, "network", 1)
     assert result.reason.startswith("Stay on one GTX 1080 Ti")
-    assert "communication-bound (network choke): it sends 46.2 MiB over the busiest link" in result.reason
+    assert "communication-bound (network choke): each sends 46.2 MiB over the busiest link" in result.reason
 
 
 def test_the_convolutional_model_uses_four_devices() -> None:
@@ -271,7 +271,7 @@ def test_a_choke_is_explained_by_a_strategy_that_splits_the_batch() -> None:
     assert min(table[1:], key=lambda row: row.prediction.seconds).name == "layers"
     result = verdict_of(predictor, table)
     assert (result.add_devices, result.bottleneck) == (False, "network")
-    assert "the fastest strategy that splits the batch, mirrored on 2 devices, takes" in result.reason
+    assert "29.1 ms (21.7-36.6 ms) with mirrored on 2." in result.reason
     assert result.break_even == break_even(predictor, strategy_of("mirrored"), 2, 100)
     assert result.break_even.bandwidth_GBps is not None
 

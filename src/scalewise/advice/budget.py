@@ -96,6 +96,14 @@ class Budget:
         return " ".join([*parts, *([f"for at most ${self.max_dollars:,.0f}"] if self.max_cost else [])])
 
     @property
+    def amount(self) -> str:
+        """Amount of training as text: '90 epochs' or '1 billion tokens'."""
+        if self.tokens is not None:
+            return f"{_large_number(self.tokens)} tokens"
+        epochs = self.number_of_epochs
+        return "one epoch" if epochs == 1 else f"{epochs:,g} epochs"
+
+    @property
     def is_given(self) -> bool:
         """Whether time or cost to finish is asked for, so that even one cluster is shown as a comparison."""
         questions = (self.epochs, self.tokens, self.deadline or None, self.max_cost or None)
@@ -113,6 +121,14 @@ class Budget:
         if self.tokens is None:
             return self.samples
         return math.ceil(self.tokens / _tokens_per_sample(workload, input_shape, classes))
+
+
+def _large_number(value: float) -> str:
+    """Return '1.5 billion' for 1.5e9."""
+    for name, unit in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6)):
+        if value >= unit:
+            return f"{value / unit:,g} {name}"
+    return f"{value:,g}"
 
 
 def _tokens_per_sample(workload: str | Workload | None, input_shape: str | None, classes: int | None) -> int:

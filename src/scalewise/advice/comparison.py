@@ -231,12 +231,12 @@ class Comparison:
         sentences = []
         if best is not None:
             unsure = "" if best.within(self.budget, sure=True) else ", but its interval exceeds the limit"
-            sentences.append(f"{self._superlative()}: {best.name} ({_figures(best)}{unsure}).")
+            sentences.append(f"{self._superlative()}: {best.name} ({_figures(best, self.budget.amount)}{unsure}).")
             sentences += self._alternative(best)
         elif fitting:
             nearest = min(fitting, key=self._excess)
             sentences.append(f"Nothing is predicted to finish {self.budget.text}.")
-            sentences.append(f"Closest: {nearest.name} ({_figures(nearest)}).")
+            sentences.append(f"Closest: {nearest.name} ({_figures(nearest, self.budget.amount)}).")
         not_fitting = [candidate for candidate in self.candidates if not candidate.time]
         if not fitting:
             sentences.append("Nothing fits in memory.")
@@ -335,10 +335,14 @@ def _cost_of(candidate: Candidate) -> float:
     return candidate.cost.predicted if candidate.cost else math.inf
 
 
-def _figures(candidate: Candidate) -> str:
-    """Return '21 h, $58; 17 to 26 h'."""
+def _figures(candidate: Candidate, amount: str = "") -> str:
+    """Return '21 h, $58; 17 to 26 h', or '90 epochs in 21 h for $58; 90% interval 17 to 26 h' with an amount."""
     assert candidate.time is not None
     time, cost = candidate.time, candidate.cost
-    price = f", {dollars(cost.predicted)}" if cost else ""
-    per = "" if candidate.best.epoch_known else " per million samples"
-    return f"{short_seconds(time.predicted)}{price}{per}; {interval_text(time.low, time.high).replace('-', ' to ')}"
+    interval = interval_text(time.low, time.high).replace("-", " to ")
+    seconds, price = short_seconds(time.predicted), f"{dollars(cost.predicted)}" if cost else ""
+    if not amount:
+        per = "" if candidate.best.epoch_known else " per million samples"
+        return f"{seconds}{price and f', {price}'}{per}; {interval}"
+    amount = amount if candidate.best.epoch_known else "a million samples"
+    return f"{amount} in {seconds}{price and f' for {price}'}; 90% interval {interval}"

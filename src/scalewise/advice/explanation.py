@@ -115,23 +115,26 @@ class Explanation:
 
     def _no_faster(self, best: bool) -> str:
         prediction = self.several.prediction
-        candidate = "the fastest strategy on several" if best else "the fastest strategy that splits the batch"
+        period = "an epoch" if self._is_uneven else "a step"
         if self._is_uneven:
-            paces = f"takes {self._epoch(self.alone)} per epoch", f"takes {self._epoch(self.several)}"
+            paces = self._epoch(self.alone), self._epoch(self.several)
         else:
-            paces = self._pace(self.alone), self._pace(self.several, interval=True)
-        without = f"Without them, {self._at_batch}" if self._seconds_with_workers else self._at_batch.capitalize()
-        return (
-            f"{without} one device {paces[0]}; {candidate}, {self.several.name} on "
-            f"{prediction.devices} devices, {paces[1]}."
+            paces = self._figure(self.alone), self._figure(self.several) + self._interval(self.several)
+        without = "Without workers, several" if self._seconds_with_workers else "Several"
+        candidate = f"{self.several.name} on {prediction.devices}{', the fastest of them' if best else ''}"
+        comparison = (
+            f"one device trains {paces[0]} and {candidate}, {paces[1]}"
+            if self.several.weak_scaling
+            else f"{period} takes {paces[0]} on one device and {paces[1]} with {candidate}"
         )
+        return f"{without} devices are no faster {self._at_batch}: {comparison}."
 
     def _why_no_faster(self) -> str:
         bottleneck = self.several.prediction.bottleneck
         chokes = (self.several.gain or 0) < 1 and (bottleneck == "network" or self.predictor.cluster.has_gpus)
         choke = CHOKES.get(bottleneck, "") if chokes else ""
-        traffic = f": it {self._traffic()}" if bottleneck == "network" else ""
-        return f"That step is {self._limited_by(self.several)}{choke}{traffic}."
+        traffic = f": each {self._traffic()}" if bottleneck == "network" else ""
+        return f"Its steps are {self._limited_by(self.several)}{choke}{traffic}."
 
     @property
     def _is_uneven(self) -> bool:
@@ -172,7 +175,7 @@ class Explanation:
         low, high = self._gain_interval
         period = "it" if self.several.weak_scaling else "an epoch" if self.several.epoch_known else "a step"
         if self.several.weak_scaling:
-            paces = self._pace(self.several), self._pace(self.alone).removeprefix("trains ")
+            paces = self._pace(self.several), self._figure(self.alone)
         else:
             paces = f"takes {self._epoch(self.several)}", self._epoch(self.alone)
         use = f"Use {setup}." if self.certain else f"Probably use {setup} ({UNCERTAIN})."
@@ -218,7 +221,7 @@ class Explanation:
     @property
     def _at_batch(self) -> str:
         if self.several.weak_scaling:
-            return f"with {self.alone.prediction.batch:,} samples on each device"
+            return f"with {self.alone.prediction.batch:,} samples per device"
         return f"at batch {self.several.prediction.batch:,}"
 
     def _devices(self, count: int) -> str:
@@ -238,22 +241,30 @@ class Explanation:
 
     def _pace(self, row: Row, interval: bool = False) -> str:
         """Return 'takes 4.31 ms per step (4.1-4.6 ms)' or 'trains 5,120 samples/s (4,900-5,400)'."""
+        verb, per_step = ("trains", "") if row.weak_scaling else ("takes", " per step")
+        return f"{verb} {self._figure(row)}{per_step}{self._interval(row) if interval else ''}"
+
+    def _figure(self, row: Row) -> str:
+        """Return the step time, or samples per second with --batch-per-device."""
         prediction = row.prediction
         if row.weak_scaling:
-            rate, low, high = (
-                _rate_text(prediction.batch / seconds)
-                for seconds in (prediction.seconds, prediction.high, prediction.low)
-            )
-            return f"trains {rate} samples/s" + (f" ({low}-{high})" if interval else "")
-        between = f" ({interval_text(prediction.low, prediction.high)})" if interval else ""
-        return f"takes {seconds_text(prediction.seconds)} per step{between}"
+            return f"{_rate_text(prediction.batch / prediction.seconds)} samples/s"
+        return seconds_text(prediction.seconds)
+
+    def _interval(self, row: Row) -> str:
+        """Return ' (4.1-4.6 ms)', or ' (4,900-5,400)' with --batch-per-device."""
+        prediction = row.prediction
+        if row.weak_scaling:
+            low, high = prediction.batch / prediction.high, prediction.batch / prediction.low
+            return f" ({_rate_text(low)}-{_rate_text(high)})"
+        return f" ({interval_text(prediction.low, prediction.high)})"
 
     def _epoch(self, row: Row) -> str:
         """Return the time of an epoch, or of a step where the samples per epoch are unknown."""
         return seconds_text(row.prediction.epoch_seconds if row.epoch_known else row.prediction.seconds)
 
     def _traffic(self) -> str:
-        """Return 'sends 92.3 MiB over the busiest link (20 ms) for 4 ms of compute'."""
+        """Return 'sends 92.3 MiB over the busiest link (20 ms) and computes for 4 ms'."""
         prediction = self.several.prediction
         group_size: int = prediction.strategy.inside
         devices = max(MAX_PLANNED_DEVICES // group_size, 1) * group_size
@@ -265,11 +276,10 @@ class Explanation:
         network = self._phase_seconds(*BETWEEN_DEVICES)
         compute = self._phase_seconds("forward", "backward", "update", "loss") - prediction.copied_seconds
         undisturbed = min(compute, self.predictor.costs.compute_seconds(prediction.batch_per_device))
-        slowed = f", which communication slows down to {seconds_text(compute)}"
-        is_slowed = compute > MIN_SLOWDOWN * undisturbed
+        slowed = f" ({seconds_text(undisturbed)} without communication beside it)"
         return (
-            f"sends {bytes_text(plan.busiest_bytes / 2)} over the busiest link ({seconds_text(network)}) for "
-            f"{seconds_text(undisturbed if is_slowed else compute)} of compute{slowed if is_slowed else ''}"
+            f"sends {bytes_text(plan.busiest_bytes / 2)} over the busiest link ({seconds_text(network)}) and computes "
+            f"for {seconds_text(compute)}{slowed if compute > MIN_SLOWDOWN * undisturbed else ''}"
         )
 
     def _phase_seconds(self, *phases: str) -> float:
@@ -282,8 +292,8 @@ class Explanation:
         setup = f"With {row.name}, {row.prediction.devices} devices are faster than one"
         batch = ""
         if even.batch:
-            per_device = f"{-(-even.batch // row.shares):,} samples on each device"
-            batch = f"from {per_device if row.weak_scaling else f'batch {even.batch:,}'} on"
+            per_device = f"{-(-even.batch // row.shares):,} samples per device"
+            batch = f"from {per_device if row.weak_scaling else f'batch {even.batch:,} on'}"
         link = f"with links of at least {even.bandwidth_GBps:.3g} GB/s" if even.bandwidth_GBps else ""
         if batch and link:
             return f"{setup} {batch}, or {link}."
