@@ -22,6 +22,12 @@ EXAMPLES = (
 )
 """A built-in workload on a catalogued cluster, an own model here, a published model, a profile, a comparison."""
 
+CLUSTERS = "Hardware"
+GRID = "Strategies and batches to compare"
+ONE_DEVICE = "Step time of one device"
+BUDGET = "Amount of training, time and cost"
+"""Panels of --help."""
+
 _Value = TypeVar("_Value")
 
 
@@ -30,13 +36,16 @@ def advise(
         str | None,
         typer.Argument(
             metavar="[WORKLOAD]",
-            help="As for train, or a published model (ResNet-50, BERT base) together with --step-time.",
+            help="Model: built-in (linear, unet:width=16), published (resnet50, bert-base; see "
+            "`scalewise list workloads`), path/to/file.py:function, package.module:function, or hf:NAME. Not needed "
+            "with --profile.",
             show_default=False,
         ),
     ] = None,
     cluster: Annotated[
         list[str] | None,
         typer.Option(
+            rich_help_panel=CLUSTERS,
             help="Cluster to predict: a name from `scalewise list clusters`, a TOML file, "
             "'4 x rtx-4090', '8 x a100-nvlink, 4 hosts, 100gbe', or here (this machine). Repeat the option to compare.",
             show_default="here",
@@ -44,11 +53,16 @@ def advise(
     ] = None,
     profile: Annotated[
         list[Path] | None,
-        typer.Option(help="Profile of one device, written by `scalewise profile`.", show_default=False),
+        typer.Option(
+            rich_help_panel=ONE_DEVICE,
+            help="Profile of one device, written by `scalewise profile`.",
+            show_default=False,
+        ),
     ] = None,
     step_time: Annotated[
         list[str] | None,
         typer.Option(
+            rich_help_panel=ONE_DEVICE,
             metavar="SECONDS@BATCH",
             help="One measured step of one device: 0.062@32 is 62 ms at batch 32. Repeat the option for several "
             "batches.",
@@ -58,6 +72,7 @@ def advise(
     measured: Annotated[
         Path | None,
         typer.Option(
+            rich_help_panel=ONE_DEVICE,
             metavar="FILE.csv",
             help="Measured steps with the columns model, devices, batch_per_device and step_seconds or "
             "samples_per_second (optional: strategy, precision, hosts). One-device rows are the profile; the others, "
@@ -68,51 +83,84 @@ def advise(
     strategy: Annotated[
         list[str] | None,
         typer.Option(
+            rich_help_panel=GRID,
             help="Parallelism strategy; see `scalewise list strategies`. Repeat the option for several.",
             show_default="all",
         ),
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(help="Numbers of devices, separated by commas.", show_default="1, 2, 4, ... and all")
+        str | None,
+        typer.Option(
+            rich_help_panel=GRID, help="Numbers of devices, separated by commas.", show_default="1, 2, 4, ... and all"
+        ),
     ] = None,
     batch: Annotated[
         str | None,
-        typer.Option(help="Global batches, separated by commas. The verdict is about the first.", show_default=False),
+        typer.Option(
+            rich_help_panel=GRID,
+            help="Global batches, separated by commas. The verdict is about the first.",
+            show_default=False,
+        ),
     ] = None,
     batch_per_device: Annotated[
         int | None,
         typer.Option(
-            help="Batch per device, instead of --batch: the verdict is then about weak scaling.", show_default=False
+            rich_help_panel=GRID,
+            help="Batch per device, instead of --batch: the verdict is then about weak scaling.",
+            show_default=False,
         ),
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Samples per epoch.", show_default="from the profile")] = None,
+    samples: Annotated[
+        int | None, typer.Option(rich_help_panel=BUDGET, help="Samples per epoch.", show_default="from the profile")
+    ] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Epochs of the whole training, for its time and cost.", show_default=False)
+        float | None,
+        typer.Option(
+            rich_help_panel=BUDGET, help="Epochs of the whole training, for its time and cost.", show_default=False
+        ),
     ] = None,
     tokens: Annotated[
         float | None,
-        typer.Option(help="Tokens of the whole training of a language model, such as 1e9.", show_default=False),
+        typer.Option(
+            rich_help_panel=BUDGET,
+            help="Tokens of the whole training of a language model, such as 1e9.",
+            show_default=False,
+        ),
     ] = None,
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Longest time of the whole training: 24h, 90min, 2d.", show_default=False),
+        typer.Option(
+            rich_help_panel=BUDGET,
+            metavar="TIME",
+            help="Longest time of the whole training: 24h, 90min, 2d.",
+            show_default=False,
+        ),
     ] = None,
     max_cost: Annotated[
         str | None,
-        typer.Option(metavar="USD", help="Highest cost of the whole training in US dollars.", show_default=False),
+        typer.Option(
+            rich_help_panel=BUDGET,
+            metavar="USD",
+            help="Highest cost of the whole training in US dollars.",
+            show_default=False,
+        ),
     ] = None,
     price: Annotated[
         list[float] | None,
         typer.Option(
+            rich_help_panel=BUDGET,
             metavar="USD",
             help="US dollars per hour of the whole cluster; repeat it for every --cluster, in the same order.",
             show_default="the cheapest cloud's",
         ),
     ] = None,
-    spot: Annotated[bool, typer.Option("--spot", help="Use prices of spot (interruptible) instances.")] = False,
+    spot: Annotated[
+        bool, typer.Option("--spot", rich_help_panel=BUDGET, help="Use prices of spot (interruptible) instances.")
+    ] = False,
     calibrate: Annotated[
         Path | None,
         typer.Option(
+            rich_help_panel=CLUSTERS,
             metavar="DIR",
             help="Fit the bandwidth of the links to a folder that `scalewise measure` wrote on that cluster. One cell "
             "on two devices is enough.",
@@ -121,10 +169,18 @@ def advise(
     ] = None,
     save_profile: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the profile of one device to this file.", show_default=False),
+        typer.Option(
+            rich_help_panel=ONE_DEVICE,
+            metavar="FILE",
+            help="Write the profile of one device to this file.",
+            show_default=False,
+        ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Profile again instead of reading the cached profile.")
+        bool,
+        typer.Option(
+            "--fresh", rich_help_panel=ONE_DEVICE, help="Profile again instead of reading the cached profile."
+        ),
     ] = False,
     data: shared.DataPath = None,
     input: shared.InputShape = None,

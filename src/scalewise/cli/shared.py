@@ -95,6 +95,7 @@ GivenPrecision = Annotated[
     training_options.GivenPrecision,
     typer.Option(
         "--precision",
+        rich_help_panel=training_options.COMPUTATION,
         help="Precision of matrix multiplications. bf16 and fp16 are autocast: weights and gradients stay fp32. Given "
         "step times (--step-time, --measured) may also be of bf16-weights or fp16-weights: gradients of half the size.",
     ),

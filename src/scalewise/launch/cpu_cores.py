@@ -116,6 +116,6 @@ def _read(path: str) -> str:
 
 
 def _remove(group: Path) -> str:
-    """Shell command that removes a cgroup; retries for five seconds, until its last process has ended."""
+    """Shell command that removes a cgroup; retries for a minute, until its last process has ended."""
     path = shlex.quote(str(group))
-    return f"for i in $(seq 50); do [ -d {path} ] || break; rmdir {path} 2>/dev/null && break; sleep 0.1; done"
+    return f"for i in $(seq 600); do [ -d {path} ] || break; rmdir {path} 2>/dev/null && break; sleep 0.1; done"
