@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,11 +12,9 @@ from scalewise.hardware.catalogue import cluster_of
 from scalewise.hardware.cluster import Cluster
 from scalewise.predict.link_factors import MeasuredStep, calibrate_links, class_of, with_factors
 from scalewise.predict.predictor import Predictor
-from scalewise.published.gpu_steps import DataParallelRow, data_parallel_profile, load_data_parallel
 from scalewise.strategies.registry import strategy_of
-from scalewise.validation.multi_gpu import CLUSTERS
 
-MIRRORED, THREADS = strategy_of("mirrored"), strategy_of("data-parallel:engine=threads")
+MIRRORED = strategy_of("mirrored")
 BRIDGED = cluster_of("4 x rtx-3090, nvlink")
 PCIE = "devices: pcie4-through-host"
 BRIDGE = "devices: nvlink-bridge"
@@ -84,27 +82,16 @@ def test_every_step_has_a_residual_also_if_the_fit_misses_it() -> None:
     assert "600 MB on 4: measured" in calibration.lines[-1]
 
 
-def data_parallel_step(row: DataParallelRow) -> MeasuredStep:
-    document = data_parallel_profile(row)
-
-    def run(cluster: Cluster) -> float:
-        return Predictor(document, cluster).simulate(THREADS, row.devices, row.batch).step_seconds
-
-    return MeasuredStep(row.model, row.seconds, row.one_gpu_seconds, run, row.model)
+def test_a_factor_that_a_step_says_little_about_stays_near_the_catalogues() -> None:
+    true = with_factors(BRIDGED, {PCIE: -1.0})
+    [factor] = calibrate_links(BRIDGED, [step(40, 4, true)]).factors
+    assert factor.low < 0.5  # it may be half as fast
+    assert factor.factor > 0.95
 
 
-def errors(steps: Sequence[MeasuredStep], cluster: Cluster) -> list[float]:
-    return [abs(step.predicted(cluster) / step.seconds - 1) for step in steps]
-
-
-def test_two_device_rows_of_data_parallel_lower_the_error_on_more_devices() -> None:
-    before, after = list[float](), list[float]()
-    for gpu in ("V100-DGXS-16GB", "GTX 1080 Ti", "TITAN Xp"):
-        cluster = cluster_of(CLUSTERS[gpu])
-        rows = [row for row in load_data_parallel() if row.gpu == gpu]
-        two = [data_parallel_step(row) for row in rows if row.devices == 2][::3]
-        more = [data_parallel_step(row) for row in rows if row.devices > 2][::2]
-        before += errors(more, cluster)
-        after += errors(more, calibrate_links(cluster, two).cluster)
-    assert len(before) > 120
-    assert median(after) < median(before)
+def test_a_bandwidth_that_is_well_known_moves_less() -> None:
+    known = replace(BRIDGED, links=tuple(replace(link, known_within=0.05) for link in BRIDGED.links))
+    true = with_factors(BRIDGED, {PCIE: -0.7})
+    usual, little = (calibrate_links(cluster, [step(120, 4, true)]).factors[0] for cluster in (BRIDGED, known))
+    assert usual.factor < 0.75
+    assert little.factor > 0.95

@@ -11,7 +11,7 @@ from scalewise.predict.network import Network, packed
 from scalewise.predict.predictor import Predictor
 from scalewise.predict.simulator import DDP, Simulator
 from scalewise.published.gpu_steps import data_parallel_profile, load_data_parallel
-from scalewise.strategies.data_parallel import DataParallel, alike_workers_plan, replicating
+from scalewise.strategies.data_parallel import REPLICATION, DataParallel, ReplicationCost, alike_workers_plan
 from scalewise.strategies.plan import Footprint, Plan
 
 MODEL = Footprint(parameter_bytes=(10**7, 9 * 10**7), input_bytes=150_000, target_bytes=4, output_bytes=4_000)
@@ -66,12 +66,22 @@ def test_a_slower_host_takes_longer_to_replicate_modules() -> None:
     usual, slow = (
         shufflenet(4, factor)[0].simulate(DataParallel("threads"), 4, 48).step_seconds for factor in (1.0, 2.0)
     )
-    assert slow - usual == pytest.approx(166 * 180e-6 * 2**1.1, rel=0.01)  # the device's step hides none of it
+    per_module = 1e-6 * (REPLICATION.copy_us + REPLICATION.call_us)
+    assert slow - usual == pytest.approx(166 * per_module * 2**1.1, rel=0.01)  # the device's step hides none of it
 
 
-def test_a_long_step_hides_half_of_the_host_work() -> None:
-    work = replicating(100, 2)
+def test_a_long_step_hides_the_calls_of_replicas_but_not_their_copies() -> None:
+    cost = ReplicationCost(copy_us=120, call_us=60, exponent=1.0, launch_us=250)
+    work = cost.work(modules=100, module_calls=200, devices=2)
     assert work is not None
-    assert work.seconds(0.010) == pytest.approx(0.018)
-    assert work.seconds(10.0) == pytest.approx(0.009, rel=0.01)
-    assert replicating(100, 1) is None
+    assert work.seconds(0.050) == pytest.approx(0.024)  # the host launches for 50 ms, and has no time left
+    assert work.seconds(0.056) == pytest.approx(0.018)
+    assert work.seconds(10.0) == pytest.approx(0.012)
+    assert cost.work(100, 200, devices=1) is None
+
+
+def test_a_module_that_is_called_several_times_is_copied_once() -> None:
+    once, several = (REPLICATION.work(modules, 171, 2) for modules in (171, 126))
+    assert once is not None
+    assert several is not None
+    assert once.us - several.us == pytest.approx(45 * REPLICATION.copy_us)

@@ -30,6 +30,8 @@ PHASES = (
 
 BETWEEN_DEVICES = frozenset({"scatter", "pull", "broadcast", "receive", "gather", "reduce", "push", "send"})
 """Phases in which a device sends, receives or waits for another device."""
+ROUNDING = 1e-9
+"""Relative difference of the times of two ranks that counts as none."""
 
 
 def shared_out(phases: Mapping[str, float], seconds: float) -> dict[str, float]:
@@ -58,7 +60,8 @@ class Timeline:
 
     @cached_property
     def phases(self) -> dict[str, float]:
-        """Seconds per phase of one step on the slowest rank. Phases are exclusive, so they sum to the step time."""
+        """Seconds per phase of one step on the slowest rank; of several equally slow ones, on the first. Phases are
+        exclusive, so they sum to the step time."""
         totals: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for span in self.spans:
             if span.lane == "compute":
@@ -66,7 +69,8 @@ class Timeline:
         if not totals:
             return {}
         steps = len({span.step for span in self.spans})
-        slowest = max(totals.values(), key=lambda phases: sum(phases.values()))
+        longest = max(sum(phases.values()) for phases in totals.values())
+        slowest = next(phases for phases in totals.values() if sum(phases.values()) >= longest * (1 - ROUNDING))
         return {phase: slowest[phase] / steps for phase in PHASES if phase in slowest}
 
     def write_chrome_trace(self, path: Path) -> None:

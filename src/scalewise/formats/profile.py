@@ -105,6 +105,9 @@ class ProfileDocument(BaseModel):
     """Flops of matrix products and convolutions per sample, forward and backward; 0 if they were not counted."""
     module_calls: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Calls of innermost modules in forward; 0: one per layer."""
+    modules: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Number of innermost modules, which is less than `module_calls` if some are called several times; 0: that of the
+    layers, or `module_calls`."""
     in_step: tuple[InStep, ...] = ()
     """Step times of several devices at once, for devices that share hardware: slices of a GPU, cores of a processor."""
     precision: str = "fp32"

@@ -71,6 +71,8 @@ class Link:
     limited."""
     by_device: bool = False
     """Whether the device itself makes the copies and cannot compute meanwhile, as a CPU core does."""
+    known_within: float | None = None
+    """Relative standard deviation of the bandwidth, for calibration; None: the usual one of the catalogue."""
     source: str = ""
     """Source of the bandwidth and latency."""
 
@@ -299,6 +301,7 @@ KEYS = {
     "both_ways_GBps": "total of sending and receiving at once, if the directions share it",
     "host_GBps": "total of all copies of a host through its memory, if limited",
     "by_device": "whether the device itself makes the copies, as a CPU core does",
+    "known_within": "relative standard deviation of GBps, if it is known better than from specifications",
     "host_memory_GBps": "host memory bandwidth of one GPU's process, for updates on the host",
     "backend": "nccl or gloo",
     "host_factor": "duration of Python code on a host, relative to the hosts of the published tables",

@@ -138,6 +138,9 @@ def calibrate_links(cluster: Cluster, steps: Sequence[MeasuredStep]) -> LinkCali
         predicted = [step.predicted(with_factors(cluster, logs)) for step in steps]
         if all(abs(move) < 0.005 for move in moves.values()):
             break
+    # A factor counts as far as the steps narrowed it down, because errors of predictions are not independent.
+    logs = {name: value * (1 - variances[name] / priors[name] ** 2) for name, value in logs.items()}
+    predicted = [step.predicted(with_factors(cluster, logs)) for step in steps]
     factors = [
         LinkFactor(
             name,
@@ -163,7 +166,8 @@ def calibrate_links(cluster: Cluster, steps: Sequence[MeasuredStep]) -> LinkCali
 def _prior(cluster: Cluster, name: str) -> float:
     if cluster.knowledge == "fitted" and name != HOST:
         return UNKNOWN_PRIOR
-    return PRIOR[name.partition(":")[0]]
+    known = [link.known_within for link in cluster.links if class_of(link) == name and link.known_within]
+    return min(known) if known else PRIOR[name.partition(":")[0]]
 
 
 def _sensitivities(

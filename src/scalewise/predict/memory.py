@@ -28,7 +28,7 @@ def profile_footprint(profile: ProfileDocument) -> Footprint:
     if profile.footprint:
         footprint = _cached_footprint(profile)
         ready = _measured_ready(profile, len(footprint.parameter_bytes))
-        return replace(footprint, ready=ready, module_calls=_module_calls(profile))
+        return replace(footprint, ready=ready, modules=_modules(profile), module_calls=_module_calls(profile))
     layers = [layer for layer in reversed(profile.layers) if layer.parameter_bytes]
     sizes = tuple(layer.parameter_bytes for layer in layers) or (profile.parameter_bytes,)
     return Footprint(
@@ -38,12 +38,17 @@ def profile_footprint(profile: ProfileDocument) -> Footprint:
         output_bytes=profile.layers[-1].activation_bytes if profile.layers else 0,
         ready=_measured_ready(profile, len(sizes)) or _ready_by_flops(profile),
         sections=_sections(profile),
+        modules=_modules(profile),
         module_calls=_module_calls(profile),
     )
 
 
 def _module_calls(profile: ProfileDocument) -> int:
     return profile.module_calls or len(profile.layers)
+
+
+def _modules(profile: ProfileDocument) -> int:
+    return profile.modules or profile.module_calls or len({layer.module or layer.name for layer in profile.layers})
 
 
 def _sections(profile: ProfileDocument) -> tuple[Section, ...]:

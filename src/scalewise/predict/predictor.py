@@ -133,6 +133,9 @@ BESIDE_OTHERS = {"catalogue": 0.08, "fitted": 0.07, "measured": 0.05}
 """Relative error of the whole step on several devices of a host, by the origin of the link constants."""
 LINK = {"catalogue": 0.35, "fitted": 0.15, "measured": 0.08}
 """Relative error of transfers within a host, by the origin of the link constants."""
+IRREGULAR = 1.0
+"""Relative error, upwards only, of transfers between a number of devices of a host that is no power of two, with
+catalogue links: NCCL's rings then cross bridges unevenly, which halves the bandwidth of 3 of 4 RTX 2080 Ti."""
 OVER_HOSTS = 0.1
 """Relative error of the whole step on several hosts."""
 NETWORK = {"catalogue": 0.5, "fitted": 0.5, "measured": 0.2}
@@ -168,11 +171,20 @@ def interval_reach(step: SimulatedStep, spread: CostRange, cluster: Cluster, lay
     whole = ALONE[cluster.backend] if layout.workers == 1 else several
     uneven = UNEVEN if _is_split(step) else 0.0
     host = HOST_WORK * host_seconds(step)
+    irregular = IRREGULAR if _is_irregular(cluster, layout) else 0.0
 
-    def one_side(compute_error: float, split_error: float) -> float:
-        return math.hypot(compute_error * compute, whole * total, link * network, host, split_error * total) / total
+    def one_side(compute_error: float, split_error: float, link_error: float) -> float:
+        errors = compute_error * compute, whole * total, link_error * network, host, split_error * total
+        return math.hypot(*errors) / total
 
-    return min(one_side(1 - spread.low, 0.0), 0.95), one_side(spread.high - 1, uneven)
+    return min(one_side(1 - spread.low, 0.0, link), 0.95), one_side(spread.high - 1, uneven, max(link, irregular))
+
+
+def _is_irregular(cluster: Cluster, layout: Layout) -> bool:
+    """Whether the bandwidth of a number of devices on one host is uncertain, because it is no power of two."""
+    if layout.hosts > 1 or cluster.backend == "gloo" or cluster.knowledge != "catalogue":
+        return False
+    return layout.workers & (layout.workers - 1) != 0
 
 
 def host_seconds(step: SimulatedStep) -> float:

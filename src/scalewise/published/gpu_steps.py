@@ -302,6 +302,11 @@ MODULE_CALLS = {
     "squeezenet1_0": 58, "squeezenet1_1": 58,
 }  # fmt: skip
 """Calls of innermost modules in forward, counted in scalewise.models.published_cnns."""
+RESNET_MODULES = {
+    "resnet18": 52, "resnet34": 92, "resnet50": 126, "resnet101": 245, "resnet152": 364,
+    "resnext50_32x4d": 126, "resnext101_32x8d": 245, "wide_resnet50_2": 126, "wide_resnet101_2": 245,
+}  # fmt: skip
+"""Innermost modules of torchvision's ResNets, whose blocks call one ReLU two or three times."""
 
 
 @cache
@@ -338,6 +343,7 @@ def data_parallel_profile(row: DataParallelRow) -> ProfileDocument:
         steps=(step,),
         precision=row.precision,
         module_calls=MODULE_CALLS[row.model],
+        modules=RESNET_MODULES.get(row.model, 0),
     )
 
 

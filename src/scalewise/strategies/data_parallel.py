@@ -58,22 +58,31 @@ def alike_workers_plan(footprint: Footprint, devices: int, batch: int, backend: 
     return builder.plan()
 
 
-REPLICA_us, REPLICA_EXPONENT = 180.0, 1.1
-"""Host time per module call of torch.nn.DataParallel on two devices: Python copies the module for every device and
-calls every copy, one after the other. It grows with the number of devices to this power. Chosen on the steps of
-data_parallel_torchvision, on all of its five machines; without any one of them, the factor alone is 180 to 190."""
-HIDDEN_SHARE = 0.5
-"""Part of this time that overlaps with the device's work if the host has time left: the calls, but not the copies."""
-LAUNCH_us = 200.0
-"""Host time per module call of a step on one device, with forward and backward, on the same machines."""
+@dataclass(frozen=True)
+class ReplicationCost:
+    """Host time of torch.nn.DataParallel, which copies the modules for every device and calls the copies, in Python."""
+
+    copy_us: float
+    """Time per module to copy it, on two devices."""
+    call_us: float
+    """Time per module call to call the copy on the second device. It overlaps with the devices' work."""
+    exponent: float
+    """Both times grow with the number of devices to this power."""
+    launch_us: float
+    """Time per module call in which the host launches forward and backward of one device."""
+
+    def work(self, modules: int, module_calls: int, devices: int) -> HostWork | None:
+        """Host work of one step, or None on one device."""
+        if devices == 1 or not module_calls:
+            return None
+        growth = (devices / 2) ** self.exponent
+        calls_us = self.call_us * module_calls * growth
+        return HostWork(self.copy_us * modules * growth + calls_us, calls_us, self.launch_us * module_calls)
 
 
-def replicating(module_calls: int, devices: int) -> HostWork | None:
-    """Return the host's work in one step of torch.nn.DataParallel, or None on one device."""
-    if devices == 1 or not module_calls:
-        return None
-    us = module_calls * REPLICA_us * (devices / 2) ** REPLICA_EXPONENT
-    return HostWork(us, HIDDEN_SHARE * us, LAUNCH_us * module_calls)
+REPLICATION = ReplicationCost(copy_us=120.0, call_us=60.0, exponent=1.1, launch_us=275.0)
+"""Fitted to data_parallel_torchvision on all of its five machines. `scalewise validate` fits the same constants to four
+machines at a time, and scores the fifth."""
 
 
 LOSS_CALLS = 60
@@ -96,6 +105,10 @@ class DataParallel(Strategy):
     @property
     def session_kind(self) -> SessionKind:
         return SessionKind.ONE_PROCESS if self.engine == "threads" else SessionKind.RANKS
+
+    @property
+    def replication(self) -> ReplicationCost:
+        return REPLICATION
 
     @property
     def overlaps(self) -> bool:
@@ -123,7 +136,7 @@ class DataParallel(Strategy):
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:
         """Plan one step. Devices without samples are idle, as in torch."""
         if self.engine == "threads":
-            return _threads_plan(footprint, devices, batch)
+            return _threads_plan(footprint, devices, batch, self.replication)
         builder = PlanBuilder()
         samples = [size for size in share_sizes(batch, devices) if size]
         others = range(1, len(samples))
@@ -184,7 +197,7 @@ class DataParallel(Strategy):
         return RankMemory((*model, loss), run.inputs(run.batch), buffer_bytes=(run.devices - 1) * weights + whole)
 
 
-def _threads_plan(footprint: Footprint, devices: int, batch: int) -> Plan:
+def _threads_plan(footprint: Footprint, devices: int, batch: int, replication: ReplicationCost) -> Plan:
     """Plan torch.nn.DataParallel: NCCL's broadcast and reduce are pipelined, so every link carries the model twice.
     One process replicates the modules for all devices.
 
@@ -203,7 +216,7 @@ def _threads_plan(footprint: Footprint, devices: int, batch: int) -> Plan:
     loaded = builder.compute("load", 0, batch)
     scattered = to_each("scatter", footprint.input_bytes, loaded)
     before = tuple(position for positions in scattered.values() for position in positions) or loaded
-    if work := replicating(footprint.module_calls, len(samples)):
+    if work := replication.work(footprint.modules, footprint.module_calls, len(samples)):
         before = builder.compute("broadcast", 0, samples[0], before, host_work=work)
     replicas = builder.collective("broadcast", Collective("broadcast", "nccl", len(samples), model), before)
     ends = {rank: builder.compute("forward", rank, samples[rank], replicas) for rank in range(len(samples))}

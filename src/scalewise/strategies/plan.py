@@ -143,6 +143,8 @@ class Footprint:
     microbatches: int | None = None
     """Number of micro-batches chosen by the engine of a pipeline, or of parts accumulated by `layers`; None: the plan
     chooses."""
+    modules: int = 0
+    """Number of innermost modules; 0: not known."""
     module_calls: int = 0
     """Calls of innermost modules in forward; 0: not known."""
     norms_batches: bool = False
@@ -165,14 +167,14 @@ class HostWork:
 
     us: float
     hidden_us: float
-    """Part that overlaps with the device's work, as far as the device's step is longer than `launch_us`."""
+    """Part that the host can do while the device computes, in the time that launching the device's step leaves."""
     launch_us: float
-    """Time in which the host launches the step of one device. A step that is not longer leaves nothing to overlap."""
+    """Time in which the host launches the step of one device."""
 
     def seconds(self, step_seconds: float) -> float:
         """Seconds by which the host's work lengthens a step that takes one device `step_seconds`."""
-        slack = max(0.0, 1 - self.launch_us * 1e-6 / step_seconds) if step_seconds else 0.0
-        return (self.us - self.hidden_us * slack) * 1e-6
+        hidden_us = min(self.hidden_us, max(0.0, 1e6 * step_seconds - self.launch_us))
+        return (self.us - hidden_us) * 1e-6
 
 
 @dataclass(frozen=True)

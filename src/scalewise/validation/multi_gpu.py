@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from statistics import fmean
-from typing import ClassVar
+from itertools import product
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from scalewise.hardware.catalogue import cluster_of
 from scalewise.hardware.cluster import Between, Cluster
@@ -15,7 +18,8 @@ from scalewise.hardware.collectives import Backend, Collective
 from scalewise.hardware.transfers import Send
 from scalewise.predict.calibration import fit_link
 from scalewise.predict.collective_seconds import collective_seconds, link_bytes
-from scalewise.predict.link_factors import MeasuredStep, calibrate_links
+from scalewise.predict.link_factors import MeasuredStep, calibrate_links, class_of, with_factors
+from scalewise.predict.memory import profile_footprint
 from scalewise.predict.network import Layout, Network, packed
 from scalewise.predict.predictor import Predictor
 from scalewise.predict.simulator import TENSORFLOW
@@ -32,11 +36,13 @@ from scalewise.published.gpu_steps import (
 from scalewise.published.tables import TENSORFLOW as SOURCE
 from scalewise.published.tables import TensorFlowRow, load_tensorflow, outlined_profile
 from scalewise.strategies.base import Strategy
+from scalewise.strategies.data_parallel import REPLICATION, DataParallel, ReplicationCost
 from scalewise.strategies.mirrored import buckets_of
 from scalewise.strategies.plan import Footprint, Plan, PlanBuilder, share_sizes
 from scalewise.strategies.registry import strategy_of
 from scalewise.validation.scores import Cell, Table, by
 
+FloatArray = npt.NDArray[np.float64]
 LINK_ERROR = 0.1
 """Relative half-width of the 90 % interval of an all-reduce with measured or interpolated constants."""
 NVLINK_GBps = {"A100": 300.0, "V100": 150.0}
@@ -83,7 +89,6 @@ def _all_reduce_cell(row: AllReduceRow, cluster: Cluster) -> Cell:
     )
 
 
-STRATEGY = strategy_of("data-parallel:engine=threads")
 CLUSTERS = {
     "A100-SXM4-40GB": "4 x a100-nvlink",
     "V100-DGXS-16GB": "4 x v100-nvlink",
@@ -99,32 +104,117 @@ IRREGULAR = ("RTX 2080 Ti", 3)
 """GPU and number of devices that are scored apart: the bandwidth of this machine halves there."""
 
 
-FACTORS = [1.03**power for power in range(-30, 31)]
-"""Durations of Python code, relative to the constants, that are compared with the steps of other machines."""
-SHAPE = (
-    "host time per module call, on the other machines; its growth with the number of GPUs and the part that overlaps, "
-    "and the bandwidth of PCIe 3.0, on all machines, also the scored one"
-)
+@dataclass(frozen=True)
+class FittedThreads(DataParallel):
+    """torch.nn.DataParallel with host times that were fitted to some machines."""
+
+    engine: Literal["ranks", "threads"] = "threads"
+    fitted: ReplicationCost = REPLICATION
+
+    @property
+    def replication(self) -> ReplicationCost:
+        return self.fitted
+
+
+@dataclass(frozen=True)
+class DataParallelFit:
+    """Constants of torch.nn.DataParallel that predict the steps of some machines best."""
+
+    strategy: FittedThreads
+    pcie: float
+    """Bandwidth of PCIe 3.0, relative to the catalogue."""
+
+    def cluster(self, gpu: str) -> Cluster:
+        cluster = _cluster(gpu)
+        if gpu in HOST_GBps:
+            return cluster
+        return with_factors(cluster, {class_of(link): math.log(self.pcie) for link in cluster.links})
+
+    def text(self, gpu: str) -> str:
+        cost = self.strategy.fitted
+        text = (
+            f"{cost.copy_us:g} us per module, {cost.call_us:g} per call, exponent {cost.exponent:g}, launch "
+            f"{cost.launch_us:g} us"
+        )
+        if gpu not in HOST_GBps:
+            link = self.cluster(gpu).link("devices")
+            text += f", PCIe {link.both_ways_GBps:.1f} GB/s" if link and link.both_ways_GBps else ""
+        return text
+
+
+COPY_us, CALL_us, EXPONENTS = range(80, 161, 10), range(40, 101, 10), (0.9, 1.0, 1.1, 1.2, 1.3)
+LAUNCH_us, PCIE_FACTORS = (200, 225, 250, 275, 300, 325), (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4)
+"""Values that are compared with the steps of the other machines."""
+
+
+@cache
+def fit_without(gpu: str) -> DataParallelFit:
+    """Constants with the smallest mean error of the steps of all machines but one."""
+    rows = [row for row in load_data_parallel() if row.gpu != gpu and not _is_irregular(row)]
+    compute, transfers = np.array([_linear_seconds(row) for row in rows]).T
+    by_pcie = np.array([row.gpu not in HOST_GBps for row in rows])
+    without = {factor: compute + transfers / np.where(by_pcie, factor, 1.0) for factor in PCIE_FACTORS}
+    measured = np.array([row.seconds for row in rows])
+    best = math.inf, REPLICATION, 1.0
+    for copy_us, call_us, exponent, launch_us in product(COPY_us, CALL_us, EXPONENTS, LAUNCH_us):
+        cost = ReplicationCost(copy_us, call_us, exponent, launch_us)
+        host = _host_seconds(rows, cost)
+        for factor, seconds in without.items():
+            error = float(np.abs(np.log((seconds + host) / measured)).mean())
+            best = min(best, (error, cost, factor), key=lambda fit: fit[0])
+    return DataParallelFit(FittedThreads(fitted=best[1]), best[2])
+
+
+def _host_seconds(rows: Sequence[DataParallelRow], cost: ReplicationCost) -> FloatArray:
+    """Same as `ReplicationCost.work` for all rows at once."""
+    modules, calls, devices, alone = _sizes(tuple(rows))
+    growth = (devices / 2) ** cost.exponent
+    slack = np.maximum(0.0, alone - 1e-6 * cost.launch_us * calls)
+    call_seconds = 1e-6 * cost.call_us * calls * growth
+    return 1e-6 * cost.copy_us * modules * growth + call_seconds - np.minimum(call_seconds, slack)
+
+
+@cache
+def _sizes(rows: tuple[DataParallelRow, ...]) -> tuple[FloatArray, ...]:
+    footprints = [profile_footprint(data_parallel_profile(row)) for row in rows]
+    return (
+        np.array([float(footprint.modules) for footprint in footprints]),
+        np.array([float(footprint.module_calls) for footprint in footprints]),
+        np.array([float(row.devices) for row in rows]),
+        np.array([row.one_gpu_seconds for row in rows]),
+    )
+
+
+@cache
+def _linear_seconds(row: DataParallelRow) -> tuple[float, float]:
+    """Seconds of a step without its transfers and without the host's work, and of its transfers."""
+    cluster = _cluster(row.gpu)
+    free = FittedThreads(fitted=replace(REPLICATION, copy_us=0.0, call_us=0.0))
+    slower = with_factors(cluster, {class_of(link): -math.log(2) for link in cluster.links})
+    once, twice = (_simulated(row, links, free) for links in (cluster, slower))
+    return 2 * once - twice, twice - once
 
 
 def data_parallel_tables() -> list[Table]:
+    fits = {gpu: fit_without(gpu) for gpu in CLUSTERS}
     rows = load_data_parallel()
-    factors = {gpu: _factor_without(gpu) for gpu in CLUSTERS}
-    cells = [_data_parallel_cell(row, replace(_cluster(row.gpu), host_factor=factors[row.gpu])) for row in rows]
+    cells = [_data_parallel_cell(row, fits[row.gpu].cluster(row.gpu), fits[row.gpu].strategy) for row in rows]
     scored = [(row, cell) for row, cell in zip(rows, cells, strict=True) if not _is_irregular(row)]
     apart = [cell for row, cell in zip(rows, cells, strict=True) if _is_irregular(row)]
+    texts = "; ".join(f"{gpu}: {fit.text(gpu)}" for gpu, fit in fits.items())
     return [
         Table(
             "data-parallel",
             [cell for _, cell in scored],
             "no",
-            SHAPE,
+            f"host times and the bandwidth of PCIe 3.0, on the four other machines ({texts}); the kinds of host "
+            "times were chosen after looking at all machines",
             DATA_PARALLEL_STEPS.citation,
             {"median": 12, "p90": 25},
             by([cell for _, cell in scored], [row.gpu for row, _ in scored]),
         ),
         Table("3 x RTX 2080 Ti", apart, "no", "as in data-parallel", DATA_PARALLEL_STEPS.citation),
-        _fitted_data_parallel_table(),
+        _fitted_data_parallel_table(fits),
     ]
 
 
@@ -132,7 +222,7 @@ FITTED_ROWS = 2
 """Every row of this number is used for a fit, which is enough for two constants."""
 
 
-def _fitted_data_parallel_table() -> Table:
+def _fitted_data_parallel_table(fits: Mapping[str, DataParallelFit]) -> Table:
     """Score each half of the models with links and host calibrated to the other half, on the same machine."""
     models = sorted({row.model for row in load_data_parallel()})
     halves = [set(models[::2]), set(models[1::2])]
@@ -140,25 +230,27 @@ def _fitted_data_parallel_table() -> Table:
     for gpu in CLUSTERS:
         rows = [row for row in load_data_parallel() if row.gpu == gpu and not _is_irregular(row)]
         for scored, fitting in (halves, halves[::-1]):
-            steps = [_measured_step(row) for row in rows if row.model in fitting][::FITTED_ROWS]
-            cluster = calibrate_links(_cluster(gpu), steps).cluster
-            half = [_data_parallel_cell(row, cluster) for row in rows if row.model in scored]
+            strategy = fits[gpu].strategy
+            steps = [_measured_step(row, strategy) for row in rows if row.model in fitting][::FITTED_ROWS]
+            cluster = calibrate_links(fits[gpu].cluster(gpu), steps).cluster
+            half = [_data_parallel_cell(row, cluster, strategy) for row in rows if row.model in scored]
             cells += half
             names += [gpu] * len(half)
     return Table(
         "data-parallel, fitted",
         cells,
         "other models",
-        "bandwidth between devices and host time of each machine, on every second row of the other half of the models",
+        "bandwidth between devices and host time of each machine, on every second row of the other half of the models; "
+        "ratios of the host times, on the four other machines",
         DATA_PARALLEL_STEPS.citation,
         {"median": 6.5},
         by(cells, names),
     )
 
 
-def _measured_step(row: DataParallelRow) -> MeasuredStep:
+def _measured_step(row: DataParallelRow, strategy: FittedThreads) -> MeasuredStep:
     def predicted(cluster: Cluster) -> float:
-        return _simulated(row, cluster)
+        return _simulated(row, cluster, strategy)
 
     return MeasuredStep(row.model, row.seconds, row.one_gpu_seconds, predicted, row.model)
 
@@ -172,35 +264,13 @@ def _cluster(gpu: str) -> Cluster:
     return cluster_of(CLUSTERS[gpu])
 
 
-def _factor_without(gpu: str) -> float:
-    """Duration of Python code with which the steps of all machines but one are predicted best."""
-    others = [row for row in load_data_parallel() if row.gpu != gpu and not _is_irregular(row)]
-
-    def error(factor: float) -> float:
-        return fmean(abs(math.log(_seconds(row, factor) / row.seconds)) for row in others)
-
-    return min(FACTORS, key=error)
+def _simulated(row: DataParallelRow, cluster: Cluster, strategy: FittedThreads) -> float:
+    return Predictor(data_parallel_profile(row), cluster).simulate(strategy, row.devices, row.batch).step_seconds
 
 
-def _seconds(row: DataParallelRow, factor: float) -> float:
-    """Predicted seconds of a step, which grow linearly with the duration of Python code."""
-    without, added = _linear_seconds(row)
-    return without + factor * added
-
-
-@cache
-def _linear_seconds(row: DataParallelRow) -> tuple[float, float]:
-    once, twice = (_simulated(row, replace(_cluster(row.gpu), host_factor=factor)) for factor in (1.0, 2.0))
-    return 2 * once - twice, twice - once
-
-
-def _simulated(row: DataParallelRow, cluster: Cluster) -> float:
-    return Predictor(data_parallel_profile(row), cluster).simulate(STRATEGY, row.devices, row.batch).step_seconds
-
-
-def _data_parallel_cell(row: DataParallelRow, cluster: Cluster) -> Cell:
+def _data_parallel_cell(row: DataParallelRow, cluster: Cluster, strategy: FittedThreads) -> Cell:
     profile = data_parallel_profile(row)
-    prediction = Predictor(profile, cluster).predict(STRATEGY, row.devices, row.batch, samples=row.batch)
+    prediction = Predictor(profile, cluster).predict(strategy, row.devices, row.batch, samples=row.batch)
     alone = row.one_gpu_seconds * row.devices
     moved = 2 * profile.parameter_bytes * (row.devices - 1) / row.devices
     specified = HOST_GBps.get(row.gpu, PCIE3_GBps)
