@@ -8,9 +8,10 @@ import pytest
 
 from scalewise.core.errors import UserError
 from scalewise.hardware.catalogue import catalogue, cluster_of
+from scalewise.hardware.cluster import cluster_text
 from scalewise.hardware.collectives import Collective
 from scalewise.predict.collective_seconds import collective_seconds, link_bytes
-from scalewise.predict.network import Network, packed
+from scalewise.predict.network import Layout, Network, packed
 from tests.hardware.test_cluster import PAIR
 
 
@@ -107,11 +108,11 @@ def test_a_consumer_card_copies_through_host_memory() -> None:
     assert "without peer-to-peer copies" in cluster.summary
 
 
-def all_reduce_GBps(text: str, devices: int) -> float:
-    """Bus bandwidth of an all-reduce of 256 MB, as nccl-tests reports it."""
+def all_reduce_GBps(text: str, devices: int, bytes: int = 256 * 10**6) -> float:
+    """Bus bandwidth of an all-reduce, as nccl-tests reports it."""
     network = Network(cluster_of(text), packed(cluster_of(text), devices))
-    seconds = collective_seconds(Collective("all_reduce", "nccl", devices, 256 * 10**6), network)
-    return link_bytes("all_reduce", devices, 256 * 10**6) / seconds / 1e9
+    seconds = collective_seconds(Collective("all_reduce", "nccl", devices, bytes), network)
+    return link_bytes("all_reduce", devices, bytes) / seconds / 1e9
 
 
 def test_devices_that_copy_through_host_memory_share_its_copies() -> None:
@@ -167,3 +168,75 @@ def test_hosts_and_networks_are_composed_as_for_boxes() -> None:
 def test_what_cannot_be_composed_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         cluster_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [
+        ("8 x h100-nvlink, 4 hosts, infiniband-400", 8),
+        ("8 x b200, 4 hosts, infiniband-400", 8),
+        ("8 x v100, 4 hosts, infiniband-100", 4),
+        ("4 x h100-nvlink, 4 hosts", 4),
+        ("8 x h100-nvlink, 4 hosts, 2 x infiniband-400", 2),
+        ("8 x h100-nvlink, 4 hosts, 100gbe", 1),
+        ("4 x l40s, 4 hosts, infiniband-100", 1),
+    ],
+)
+def test_hosts_have_the_network_interfaces_of_their_kind_or_the_given_number(text: str, ports: int) -> None:
+    cluster = cluster_of(text)
+    network = cluster.link("hosts")
+    assert network is not None
+    assert network.ports == ports
+    if "own" not in cluster.name:
+        assert cluster_of(cluster.name).link("hosts") == network
+
+
+def test_assumed_network_interfaces_are_stated() -> None:
+    assumed = cluster_of("8 x h100-nvlink, 4 hosts, infiniband-400").summary
+    assert assumed.endswith("assumed: 8 network interfaces of 48 GB/s per host, GPUDirect")
+    assert "network interface" not in cluster_of("8 x h100-nvlink, 4 hosts, 8 x infiniband-400").summary
+
+
+def test_an_all_reduce_uses_all_network_interfaces_of_a_host() -> None:
+    assert all_reduce_GBps("8 x h100-nvlink, 2 hosts, 8 x infiniband-400", 16, 10**10) == pytest.approx(370, rel=0.02)
+    assert all_reduce_GBps("8 x h100-nvlink, 2 hosts, 2 x infiniband-400", 16, 10**10) == pytest.approx(96, rel=0.02)
+    assert all_reduce_GBps("8 x h100-nvlink, 2 hosts, 1 x infiniband-400", 16, 10**10) == pytest.approx(48, rel=0.02)
+
+
+def test_devices_use_the_network_interfaces_close_to_them() -> None:
+    cluster = cluster_of("8 x h100-nvlink, 2 hosts, 4 x infiniband-400")
+    for per_host, GBps in ((1, 48), (2, 48), (4, 96), (8, 192)):
+        path = Network(cluster, Layout((per_host, per_host))).path(0, per_host)
+        assert 1e-9 / path.seconds_per_byte == pytest.approx(GBps)
+
+
+def test_one_message_uses_one_network_interface() -> None:
+    cluster = cluster_of("8 x h100-nvlink, 2 hosts, 8 x infiniband-100")
+    message = Network(cluster, Layout((8, 8))).path(0, 8, alone=True)
+    assert 1e-9 / message.seconds_per_byte == pytest.approx(12)
+
+
+def test_without_gpudirect_messages_share_the_copies_through_host_memory() -> None:
+    usual, without = (
+        "8 x a100-nvlink, 2 hosts, 8 x infiniband-200",
+        "8 x a100-nvlink, 2 hosts, 8 x infiniband-200, no gpudirect",
+    )
+    assert all_reduce_GBps(usual, 16, 10**10) == pytest.approx(192, rel=0.02)
+    assert all_reduce_GBps(without, 16, 10**10) == pytest.approx(12, rel=0.02)  # out and in share 24 GB/s
+    consumer = cluster_of("4 x rtx-4090, 2 hosts, infiniband-100")
+    assert "no GPUDirect" in consumer.summary
+    direct = cluster_of("4 x rtx-4090, 2 hosts, infiniband-100, gpudirect").link("hosts")
+    assert direct is not None
+    assert direct.host_GBps is None
+
+
+def test_network_interfaces_are_written_to_a_file_and_read_from_it(tmp_path: Path) -> None:
+    cluster = cluster_of("8 x a100-nvlink, 2 hosts, 4 x infiniband-200, no gpudirect")
+    path = tmp_path / "mine.toml"
+    path.write_text(cluster_text(cluster))
+    assert cluster_of(str(path)).link("hosts") == cluster.link("hosts")
+
+
+def test_a_host_has_a_limited_number_of_network_interfaces() -> None:
+    with pytest.raises(UserError, match="1 to 16 network interfaces, not 99"):
+        cluster_of("8 x h100, 2 hosts, 99 x infiniband-400")

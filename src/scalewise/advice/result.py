@@ -308,6 +308,8 @@ class Advice(PagedResult):
         """Return the origin of the prediction and what it assumes."""
         first = self.rows[0]
         notes = [f"Predicted from {self.source}.", *([self.baseline.note] if self.baseline else [])]
+        if "assumed:" in self.cluster.summary:
+            notes.append(f"Hosts: {self.cluster.summary}.")
         if self.cluster.price_per_hour is not None and (first.epoch_known or not first.weak_scaling):
             notes.append("Costs are for whole hosts, even if some of their devices are not used.")
         if self.graph_profile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +12,16 @@ from pathlib import Path
 from scalewise.core.errors import UserError
 from scalewise.core.specs import matching, unknown
 from scalewise.hardware.cluster import Cluster, Device, Link, parse_cluster, read_cluster
-from scalewise.hardware.gpu_hosts import MOST_PER_HOST, OPTION_WORDS, HostOptions, add_option, host_of
+from scalewise.hardware.gpu_hosts import (
+    MOST_PER_HOST,
+    OPTION_WORDS,
+    HOST_COPIES_GBps,
+    HostOptions,
+    add_option,
+    host_of,
+    offers_gpudirect,
+    usual_ports,
+)
 from scalewise.hardware.gpus import find_gpu, gpus
 
 _LINE = "1500-byte frames carry 94.9 % of line rate; HKBU-HPML/MG-WFBP: 523 us for 14 steps over 10 GbE"
@@ -33,9 +42,33 @@ NETWORKS: dict[str, Link] = {
     "infiniband-200": _hosts("infiniband-200", 24.0, 14, _IB),
     "infiniband-400": _hosts("infiniband-400", 48.0, 14, _IB),
 }
-"""Networks between hosts. All devices of a host share its port, which sends and receives at full bandwidth at once."""
+"""Networks between hosts. All devices of a host share its ports, which send and receive at full bandwidth at once."""
 
 
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Network between hosts as given in a composed name; None: not given."""
+
+    link: Link | None = None
+    ports: int | None = None
+    gpudirect: bool | None = None
+
+    def add(self, text: str, word: str) -> NetworkOptions | None:
+        """Return the options with one more word, such as '8 x infiniband-400' or 'no gpudirect'; None if it is none."""
+        if match := re.fullmatch(r"(no )?gpudirect", word):
+            return replace(self, gpudirect=match[1] is None)
+        match = re.fullmatch(r"(?:(\d+)\s*x\s+)?(.+)", word)
+        kind = matching(match[2], NETWORKS) if match else None
+        if match is None or kind is None:
+            return None
+        ports = int(match[1]) if match[1] else None
+        if ports is not None and not 1 <= ports <= MOST_PORTS:
+            raise UserError(f"'{text}': a host has 1 to {MOST_PORTS} network interfaces, not {ports}")
+        return replace(self, link=NETWORKS[kind], ports=ports)
+
+
+MOST_PORTS = 16
+GPUDIRECT_WORDS = ("gpudirect", "no gpudirect")
 _COMPOSED = re.compile(r"(\d+)\s*x\s*([a-z][\w.-]*)((?:\s*,\s*[\w. -]+)*)", re.IGNORECASE)
 EXAMPLE = "'8 x a100-nvlink, 4 hosts, 100gbe'"
 
@@ -69,7 +102,7 @@ def cluster_of(text: str) -> Cluster:
 
 
 def _compose(text: str, count: int, device_name: str, tail: str) -> Cluster:
-    options, hosts, network = _parse_tail(text, tail)
+    options, hosts, asked = _parse_tail(text, tail)
     one_host = {name.partition("x-")[2]: cluster for name, cluster in catalogue().items()}
     name = matching(device_name, one_host)
     fits = name is not None and (count <= one_host[name].devices_per_host or count > MOST_PER_HOST)
@@ -84,25 +117,26 @@ def _compose(text: str, count: int, device_name: str, tail: str) -> Cluster:
         )
     if hosts < 1:
         raise UserError(f"'{text}': the number of hosts is {hosts}; it must be 1 or more, as in {EXAMPLE}")
-    if hosts > 1 and network is None and host.link("hosts") is None:
+    if hosts > 1 and asked.link is None and host.link("hosts") is None:
         raise UserError(
             f"'{text}': the network between the hosts is missing; add it as in {EXAMPLE}; valid: {', '.join(NETWORKS)}"
         )
-    return _replicate(host, count, hosts, network)
+    network, assumed = _network(host, count, asked) if hosts > 1 else (None, "")
+    return _replicate(host, count, hosts, network, assumed)
 
 
-def _parse_tail(text: str, tail: str) -> tuple[HostOptions, int, Link | None]:
+def _parse_tail(text: str, tail: str) -> tuple[HostOptions, int, NetworkOptions]:
     """Parse what follows the devices: options of a host, the number of hosts, and the network between them."""
-    options, hosts, network = HostOptions(), 1, None
+    options, hosts, network = HostOptions(), 1, NetworkOptions()
     for part in filter(None, (part.strip().lower() for part in tail.split(","))):
         if match := re.fullmatch(r"(\d+) hosts?", part):
             hosts = int(match[1])
         elif extended := add_option(options, part):
             options = extended
-        elif kind := matching(part, NETWORKS):
-            network = NETWORKS[kind]
+        elif changed := network.add(text, part):
+            network = changed
         else:
-            valid = [*NETWORKS, "or a number of hosts such as '4 hosts'", *OPTION_WORDS]
+            valid = [*NETWORKS, "or a number of hosts such as '4 hosts'", *OPTION_WORDS, *GPUDIRECT_WORDS]
             raise unknown(f"network in '{text}':", part, valid)
     return options, hosts, network
 
@@ -129,7 +163,35 @@ def _gpu_host(
         raise UserError(f"'{text}': {error}") from None
 
 
-def _replicate(host: Cluster, count: int, hosts: int, network: Link | None) -> Cluster:
+def _network(host: Cluster, count: int, asked: NetworkOptions) -> tuple[Link, str]:
+    """Link between hosts with `count` devices each, and a description of what is assumed about it."""
+    own = host.link("hosts")
+    link = asked.link or own
+    assert link is not None
+    gpu = find_gpu(host.devices[0].name)
+    fabric = link.kind.startswith("infiniband")
+    if asked.ports is not None:
+        ports = asked.ports
+    elif own is not None and (fabric or asked.link is None):
+        ports = max(1, (own.ports or 1) * count // host.devices_per_host)
+    else:
+        ports = usual_ports(gpu, count) if gpu and fabric else 1
+    direct = fabric and (gpu is None or offers_gpudirect(gpu)) if asked.gpudirect is None else asked.gpudirect
+    # The copies of one Ethernet port through host memory are faster than the port.
+    limited = not direct and (fabric or ports > 1 or asked.gpudirect is False)
+    generation = gpu.pcie_generation if gpu else min(HOST_COPIES_GBps)
+    copies = HOST_COPIES_GBps.get(generation, min(HOST_COPIES_GBps.values())) if limited else None
+    words = [f"{ports} network interface{'s' if ports > 1 else ''} of {link.GBps:g} GB/s per host"] * (
+        asked.ports is None and asked.link is not None
+    )
+    if fabric and asked.gpudirect is None:
+        words.append("GPUDirect" if direct else "no GPUDirect")
+    if copies:
+        words.append(f"{copies:g} GB/s through the memory of a host")
+    return replace(link, ports=ports, host_GBps=copies if asked.link or copies else link.host_GBps), ", ".join(words)
+
+
+def _replicate(host: Cluster, count: int, hosts: int, network: Link | None, assumed: str) -> Cluster:
     """Return a cluster of `hosts` copies of a host, with its first `count` devices each."""
     links = host.links if network is None else (*(link for link in host.links if link.between != "hosts"), network)
     devices: list[Device] = []
@@ -141,11 +203,23 @@ def _replicate(host: Cluster, count: int, hosts: int, network: Link | None) -> C
         host,
         name=", ".join(
             [f"{count} x {host.name.partition('x-')[2]}"]
-            + ([f"{hosts} hosts", network.kind if network else "its own network"] if hosts > 1 else [])
+            + ([f"{hosts} hosts", *_network_words(host, network)] if network else [])
         ),
         hosts=hosts,
         devices_per_host=count,
         devices=tuple(devices),
         links=links,
+        summary=host.summary + (f"{', ' if 'assumed:' in host.summary else '; assumed: '}{assumed}" if assumed else ""),
         price_per_hour=host.price_per_hour * hosts if host.price_per_hour is not None and is_whole else None,
     )
+
+
+def _network_words(host: Cluster, network: Link) -> list[str]:
+    """Network as it is written in a composed name."""
+    own = host.link("hosts")
+    if own is not None and network.kind == own.kind:
+        words = ["its own network"]
+    else:
+        is_usual = network.ports == 1 and not network.kind.startswith("infiniband")
+        words = [network.kind if is_usual else f"{network.ports} x {network.kind}"]
+    return words + (["no gpudirect"] if network.host_GBps else [])

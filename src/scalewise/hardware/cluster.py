@@ -59,6 +59,9 @@ class Link:
     latency_us: float
     shared: bool = False
     """Whether all traffic of a host shares one channel."""
+    ports: int | None = None
+    """Number of network interfaces of a host, each with this bandwidth; None: one. Collectives use all of them, one
+    message uses one. Devices use the interfaces close to them, so half of a host's devices use half of them."""
     group: int | None = None
     """Number of consecutive devices that the link connects: 2 for bridges between pairs. None: all devices of a
     host."""
@@ -68,7 +71,7 @@ class Link:
     """Total bandwidth of sending and receiving at the same time; None if each direction has its own bandwidth."""
     host_GBps: float | None = None
     """Bandwidth that all copies of a host over this link have together, as they pass through its memory; None: not
-    limited."""
+    limited. Between hosts: without GPUDirect, messages pass through the memory of both hosts."""
     by_device: bool = False
     """Whether the device itself makes the copies and cannot compute meanwhile, as a CPU core does."""
     known_within: float | None = None
@@ -296,10 +299,11 @@ KEYS = {
     "kind": "a name for the output",
     "GBps": "bandwidth of one path in each direction, as measured rather than as specified",
     "shared": "whether all traffic of a host shares one channel",
+    "ports": "network interfaces per host, each with this bandwidth",
     "group": "devices are linked in groups of this size: 2 for bridges between pairs",
     "pairs": "whether the two directions between a pair of hosts share the bandwidth",
     "both_ways_GBps": "total of sending and receiving at once, if the directions share it",
-    "host_GBps": "total of all copies of a host through its memory, if limited",
+    "host_GBps": "total of all copies of a host through its memory, if limited; between hosts: without GPUDirect",
     "by_device": "whether the device itself makes the copies, as a CPU core does",
     "known_within": "relative standard deviation of GBps, if it is known better than from specifications",
     "host_memory_GBps": "host memory bandwidth of one GPU's process, for updates on the host",

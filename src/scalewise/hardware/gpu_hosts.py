@@ -176,5 +176,17 @@ def _copies_peer_to_peer(gpu: Gpu) -> bool:
     return not gpu.consumer or gpu.architecture in PEER_TO_PEER_ARCHITECTURES
 
 
+def usual_ports(gpu: Gpu, count: int) -> int:
+    """Usual number of InfiniBand ports of a host: one per module since Ampere, one for two modules before, else one."""
+    if not _is_module(gpu):
+        return 1
+    return max(1, count // 2) if gpu.architecture in ("Pascal", "Volta") else count
+
+
+def offers_gpudirect(gpu: Gpu) -> bool:
+    """Whether network interfaces can read the memory of this GPU: GeForce and TITAN cards do not allow it."""
+    return not gpu.consumer
+
+
 def _pcie_GBps(generation: int) -> float:
     return float(PCIE3_GBps * 2 ** (generation - 3))

@@ -190,6 +190,8 @@ class Network:
                 channels[Channel("rank", rank, way, memory.kind)] = 1 / (SOCKET_GBps * GIGA)
             elif leaves and not is_server and not memory.shared:
                 channels[Channel("rank", rank, way, memory.kind)] = 1 / (memory.GBps * GIGA)
+            if leaves and not is_server and (network := self.cluster.link("hosts")) and (network.ports or 1) > 1:
+                channels[Channel("rank", rank, way, network.kind)] = 1 / (network.GBps * GIGA)
         return replace(path, channels=tuple(channels.items()))
 
     def _find(self, source: int, target: int, sockets: bool, bytes: int) -> Path:
@@ -198,10 +200,8 @@ class Network:
             link = self._as_measured(self._need("hosts"), 2, bytes)
             if link.pairs:
                 return _between_hosts(link, host, other_host)
-            if link.shared:
-                ends = Channel("host", host, "out", link.kind), Channel("host", other_host, "in", link.kind)
-                return _path(link, *ends)
-            return _between_ranks(link, source, target)
+            path = self._over_ports(link, host, other_host) if link.shared else _between_ranks(link, source, target)
+            return _through_memory(path, link, host, other_host)
         place, other = self.layout.place_of(source), self.layout.place_of(target)
         memory = self.cluster.link("host-device")
         by_sockets = sockets and self.cluster.backend == "gloo"  # measured between devices, like these
@@ -211,6 +211,19 @@ class Network:
         if link.shared:
             return _path(link, Channel("host", host, "both", link.kind))
         return _between_ranks(link, source, target, host)
+
+    def _over_ports(self, link: Link, host: int, other: int) -> Path:
+        """Path between two hosts whose devices share the ports of their host."""
+        ends = Channel("host", host, "out", link.kind), Channel("host", other, "in", link.kind)
+        ports = (self._ports_in_use(link, host), self._ports_in_use(link, other))
+        channels = tuple((end, 1 / (link.GBps * used * GIGA)) for end, used in zip(ends, ports, strict=True))
+        return Path(link.latency_us * 1e-6, channels)
+
+    def _ports_in_use(self, link: Link, host: int) -> int:
+        """Ports of a host close to its devices in use; all of them for servers on a host of their own."""
+        if host >= self.layout.hosts:
+            return link.ports or 1
+        return max(1, (link.ports or 1) * self.layout.per_host[host] // self.cluster.devices_per_host)
 
     def _to_memory(self, link: Link, source: int, target: int) -> Path:
         """Path between a device and host memory. Devices have their own lanes unless the link is shared."""
@@ -286,6 +299,15 @@ def _between_ranks(link: Link, source: int, target: int, host: int | None = None
     if link.host_GBps is not None and host is not None:
         channels += ((Channel("host", host, "both", HOST_COPIES), 1 / (link.host_GBps * GIGA)),)
     return Path(path.latency_seconds, channels)
+
+
+def _through_memory(path: Path, link: Link, host: int, other: int) -> Path:
+    """Path whose bytes pass through the memory of both hosts, if that is limited."""
+    if link.host_GBps is None:
+        return path
+    seconds = 1 / (link.host_GBps * GIGA)
+    copies = tuple((Channel("host", one, "both", HOST_COPIES), seconds) for one in (host, other))
+    return replace(path, channels=path.channels + copies)
 
 
 def _between_hosts(link: Link, host: int, other: int) -> Path:
