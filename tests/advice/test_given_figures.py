@@ -110,3 +110,15 @@ def test_a_step_that_ran_fits_although_its_memory_is_estimated_as_too_large() ->
     assert advice.rows[0].prediction.memory_bytes > 24e9
     assert all(row.fits for row in advice.rows)
     assert "memory: unknown" in advice.source
+
+
+def test_a_batch_that_ran_on_several_devices_fits_although_none_of_one_device_was_that_large(tmp_path: Path) -> None:
+    rows = ("ResNet-152,1,8,0.12,", "ResNet-152,2,256,2.6,mirrored")
+    advices = [
+        scalewise.advise("ResNet-152", cluster=BOX, measured=write(tmp_path, *lines), strategy="mirrored", batch=512)
+        for lines in (rows[:1], rows)
+    ]
+    fits = [{row.prediction.devices: row.fits for row in advice.rows} for advice in advices]
+    assert not fits[0][2]  # 256 samples per device are estimated at over 40 GB
+    assert fits[1][2]
+    assert "memory: unknown" in advices[1].source

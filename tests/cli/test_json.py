@@ -114,7 +114,9 @@ def test_profile(scalewise: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     line = ("profile", "tests.tiny:float32", "--device-kind", "cpu", "--batch", "4,8", "--json", "--out", path)
     document = document_of(scalewise(*line))
     more = {"input_bytes", "precision", "data", "versions", "footprint", "measured_at", "least_seconds", "in_step"}
-    assert set(document) == PROFILE | more | {"epoch_told", "source", "module_calls", "quality", "training_flops"}
+    assert set(document) == PROFILE | more | {
+        "epoch_told", "source", "modules", "module_calls", "quality", "training_flops", "ran_batch",
+    }  # fmt: skip
     assert document == json.loads(path.read_text())
     assert [step["batch"] for step in document["steps"]] == [4, 8]
     for step in document["steps"]:

@@ -151,11 +151,11 @@ def advise(
     )
     budget.check()
     strategy, devices, batch = one_or_more(strategy), one_or_more(devices), one_or_more(batch)
-    file = None if measured is None else MeasuredFile.read(Path(measured))
+    file, ran_batch = None if measured is None else MeasuredFile.read(Path(measured)), 0
     if file and workload is not None and profile is None and step_time is None:
         name = named(workload) if isinstance(workload, str) else workload.name
         precision = file.precision_of(name) if precision == "fp32" else precision
-        step_time = file.texts_of_steps(name, precision)
+        step_time, ran_batch = file.texts_of_steps(name, precision), file.largest_batch(name, precision)
     if isinstance(workload, str):
         workload = named(workload)
         if workload in OUTLINES and step_time is None and profile is None:
@@ -167,8 +167,9 @@ def advise(
         _check_model(workload, shape, classes)
     resolved = [_resolved(name, on_progress) for name in clusters]
     request = ProfileRequest(
-        workload, resolved[0][0], (), (), profile, step_time, precision, load, data, shape, classes, fresh, on_progress
-    )
+        workload, resolved[0][0], (), (), profile, step_time, precision, load, data, shape, classes, fresh, on_progress,
+        ran_batch,
+    )  # fmt: skip
     epoch = budget.samples_per_epoch(workload, shape, classes)
     batches = list(dict.fromkeys(batch))
     task = Task(request, chosen, devices, batches, batch_per_device, epoch, save_profile, calibrate, file)

@@ -184,6 +184,12 @@ class MeasuredFile:
             f"it has one-device rows of: {', '.join(alone) or 'no model'}",
         )
 
+    def largest_batch(self, model: str, precision: str) -> int:
+        """Largest batch per device that ran, on any number of devices with a copy of the model on each; 0 if none."""
+        rows = (row for row in self.rows if _same_model(row.model, model) and row.precision in ("", precision))
+        copies = (row for row in rows if not self._strategy(row).for_large_models)
+        return max((row.batch_per_device for row in copies), default=0)
+
     def precision_of(self, model: str) -> GivenPrecision:
         """Precision of the rows of a model, if all of them have the same one, else fp32."""
         precisions = {row.precision for row in self.rows if _same_model(row.model, model)}
@@ -239,7 +245,8 @@ class MeasuredFile:
         if not timed:
             return None, without
         calibration = calibrate_links(cluster, [row.measured_step(self.path) for row in timed])
-        return calibration, f"links calibrated to {len(timed)} rows of {self.path}{without}"
+        rows = "one row" if len(timed) == 1 else f"{len(timed)} rows"
+        return calibration, f"links calibrated to {rows} of {self.path}{without}"
 
 
 def lines_text(rows: Sequence[MeasuredRow]) -> str:

@@ -129,6 +129,8 @@ class ProfileRequest:
     fresh: bool = False
     """Profile again instead of reading the cached profile."""
     on_progress: Callable[[str], None] | None = None
+    ran_batch: int = 0
+    """Largest batch per device that is known to run with the given step times."""
 
 
 @dataclass(frozen=True)
@@ -238,13 +240,14 @@ def _given(request: ProfileRequest, workload: str | Workload, step_times: StepTi
 
         document = given_profile(outline_of(workload, request.input_shape, request.classes), device, (seconds, batch))
     document = at_precision(with_step_times(document, step_times), request.precision)
+    document = document.model_copy(update={"ran_batch": request.ran_batch})
     if len(step_times) == 1:
         least = seconds_text(min(document.least_seconds, seconds))
         notes.append(f"kernel launches: an estimated {least} per step at any batch")
     notes += [] if request.precision == "fp32" else [PRECISION_NOTES.get(request.precision, request.precision)]
     if needed := memory_doubt_bytes(document, request.cluster):
         notes.append(
-            f"memory: unknown, because the estimate for the measured step is {gigabytes_text(needed)} of "
+            f"memory: unknown, because the estimate for a measured step is {gigabytes_text(needed)} of "
             f"{gigabytes_text(device.memory_GB * 1e9)}"
         )
     steps = "one step of" if len(step_times) == 1 else f"{len(step_times)} step times,"

@@ -108,6 +108,8 @@ class ProfileDocument(BaseModel):
     modules: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Number of innermost modules, which is less than `module_calls` if some are called several times; 0: that of the
     layers, or `module_calls`."""
+    ran_batch: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Largest batch per device that is known to run, if it is larger than those of the steps."""
     in_step: tuple[InStep, ...] = ()
     """Step times of several devices at once, for devices that share hardware: slices of a GPU, cores of a processor."""
     precision: str = "fp32"

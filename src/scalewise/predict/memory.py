@@ -259,14 +259,14 @@ def memory_bytes(
 
 
 def memory_doubt_bytes(profile: ProfileDocument, cluster: Cluster) -> int:
-    """Estimated peak of a step that did run on one device, if that is more than the device's memory; 0 otherwise.
+    """Estimated peak of the largest batch that ran, if that is more than a device has memory; 0 otherwise.
 
     The estimate is then wrong, so the memory of other steps of this model is unknown. Only for step times that a user
     gave, which have no measured peaks.
     """
     if not profile.least_seconds or not profile.steps or any(step.peak_memory_bytes for step in profile.steps):
         return 0
-    batch = max(step.batch for step in profile.steps)
+    batch = max(profile.ran_batch, *(step.batch for step in profile.steps))
     run = TrainingRun(1, batch, replace(profile_footprint(profile), on_gpu=cluster.has_gpus), cluster.has_gpus, False)
     needed = peak_memory(RankMemory(_layers_of(profile, batch), run.inputs(batch))).total
     return needed if needed > cluster.devices[0].memory_GB * 1e9 else 0
