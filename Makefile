@@ -59,10 +59,13 @@ CHAOS_COUNT ?= 50
 test-chaos: $(READY)  ## 50 random faults in runs with --max-restarts (CHAOS_COUNT=10 SEED=1); as root also disks and links
 	@$(BIN)/python -m tests.faults.chaos --count $(CHAOS_COUNT) $(if $(SEED),--seed $(SEED))
 
-test-clusters: $(READY)  ## a real Slurm and Ray on emulated nodes (root; installs slurm, munge and ray): ten minutes
+test-clusters: $(READY)  ## a real Slurm and Ray on emulated nodes (root; installs slurm, munge, ray, skypilot): ten minutes
 	@command -v slurmctld slurmd munged sbatch >/dev/null || \
-		apt-get install --yes --quiet --no-install-recommends slurmctld slurmd slurm-client munge
-	@$(BIN)/python -c "import ray, submitit" 2>/dev/null || $(PIP) --editable '.[slurm,ray]'
+		{ apt-get update --quiet && \
+		apt-get install --yes --quiet --no-install-recommends slurmctld slurmd slurm-client munge; }
+	@$(BIN)/python -c "import ray.train, submitit" 2>/dev/null || $(PIP) --editable '.[slurm,ray]'
+	@test -x .venv/skypilot/bin/sky || { $(PYTHON) -m venv .venv/skypilot && \
+		.venv/skypilot/bin/python -m pip --disable-pip-version-check install --quiet skypilot; }
 	@SCALEWISE_TEST_CLUSTERS=1 $(BIN)/pytest tests/clusters
 
 test-wheel: dist  ## install the wheel into a new environment and use it from an empty folder: two minutes

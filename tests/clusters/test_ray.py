@@ -101,4 +101,21 @@ def test_the_loss_of_a_node_resumes_the_training(ray: RayCluster, tmp_path: Path
     output, messages = process.communicate(timeout=500)
     assert process.returncode == 0, messages
     assert any(note.startswith("resumed at step") for note in json.loads(output)["notes"])
-    assert_same_weights(expected, tmp_path / "a.safetensors")
+    assert_same_weights(expected, tmp_path / "a.safetensors", exactly=True)
+
+
+def test_a_sweep_resumes_after_the_loss_of_a_node(ray: RayCluster, tmp_path: Path) -> None:
+    grid = ("--samples", "96", "--device-kind", "cpu", "--budget", "3", "--batch", "4,8,12,16", "--devices", "1,2,4")
+    command = ("measure", WORKLOAD, *grid, "--strategy", "mirrored", "--out", "sweep")
+    process = ray.start_scalewise(*command, *on(ray), folder=tmp_path)
+    read_until(process, "cpu devices?, batch.*per step")
+    ray.kill_node(1)
+    ray.start_node(1)
+    output, messages = process.communicate(timeout=500)
+    assert process.returncode == 0, messages
+    assert "12 cells on cpu devices, in sweep" in output
+    measured = cells(tmp_path / "sweep")
+    latest = {(cell["devices"], cell["batch"]): cell["status"] for cell in measured}
+    assert latest == {(devices, batch): "ok" for devices in (1, 2, 4) for batch in (4, 8, 12, 16)}
+    assert len([cell for cell in measured if cell["status"] == "ok"]) == 12  # none was measured twice
+    assert_nothing_left(tmp_path)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from scalewise.core.statistics import Interval, critical_value, interval_of
+from scalewise.core.statistics import Interval, critical_value, interval_of, low_quantile
 
 
 def test_interval_of_no_values_is_nan() -> None:
@@ -51,3 +51,9 @@ def test_interval_contains_the_true_median_about_95_times_in_100() -> None:
         interval = interval_of([rng.expovariate(1.0) for _ in range(30)])
         hits += interval.low <= math.log(2) <= interval.high
     assert 930 <= hits <= 985
+
+
+def test_a_low_quantile_ignores_the_longest_times() -> None:
+    assert low_quantile([3.0, 1.0, 9.0, 2.0, 8.0]) == 2.0
+    assert low_quantile([5.0, 4.0]) == 4.0
+    assert low_quantile([float(value) for value in range(61)], 0.1) == 6.0

@@ -15,7 +15,7 @@ import pytest
 from scalewise.core.errors import RunFailed, UserError
 from scalewise.launch.host_process import HostPlace, announce_address, free_port, start_command, wait_for_address
 from scalewise.launch.real_hosts import Launch
-from scalewise.launch.schedulers import SCHEDULERS, read_request, resumed, run_on, without_on
+from scalewise.launch.schedulers import read_request, resumed, run_on, without_on
 from tests.command import command
 
 
@@ -64,11 +64,13 @@ def test_a_restarted_job_resumes_if_it_left_something(tmp_path: Path) -> None:
     assert resumed(["train", "conv"]) == ("train", "conv")
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    for name in ("slurm", "ray"):
-        with pytest.raises(UserError, match=rf"--on {name} needs .* pip install {SCHEDULERS[name].package}$"):
-            run_on(name, ["train", "linear"])
+@pytest.mark.parametrize("missing", ["submitit", "ray", "pyarrow"])
+def test_a_missing_package_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Train needs pyarrow, which `pip install ray` does not install."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
+    name, package = ("slurm", "submitit") if missing == "submitit" else ("ray", r"ray\[train\]")
+    with pytest.raises(UserError, match=rf"--on {name} needs the package {package}; .*: pip install '{package}'$"):
+        run_on(name, ["train", "linear"])
 
 
 @pytest.mark.slow

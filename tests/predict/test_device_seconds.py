@@ -8,6 +8,7 @@ import pytest
 
 from scalewise.formats.profile import InStep, StepCost
 from scalewise.hardware.catalogue import cluster_of
+from scalewise.predict.network import Layout
 from scalewise.predict.predictor import Predictor
 from scalewise.published.stevens import stevens_profile
 from scalewise.strategies.registry import strategy_of
@@ -35,12 +36,22 @@ def test_times_measured_together_take_precedence_over_general_factors(devices: i
     assert predicted.phases["forward"] == pytest.approx(seconds, rel=1e-3)
 
 
+@pytest.mark.parametrize(("devices", "seconds"), [(1, 0.1), (2, 0.3), (3, 0.7)])
+def test_times_measured_on_several_hosts_count_for_these_hosts_only(devices: int, seconds: float) -> None:
+    """Three devices as measured on three hosts; two, not measured together on two hosts, as one of each host."""
+    entries = (*PROFILE.in_step, InStep(devices=3, hosts=3, steps=(step(0.7),)))
+    hosts = cluster_of("1 x gtx-1080-ti, 4 hosts, 10gbe")
+    predictor = Predictor(PROFILE.model_copy(update={"in_step": entries}), hosts)
+    predicted = predictor.predict(strategy_of("mirrored"), devices, 10 * devices)
+    assert predicted.phases["forward"] == pytest.approx(seconds, rel=1e-3)
+
+
 def test_devices_that_take_turns_use_the_times_of_one_device() -> None:
-    seconds = Predictor(PROFILE, SLICES)._device.among(2, strategy_of("layers"), frozenset({"forward"}))
+    seconds = Predictor(PROFILE, SLICES)._device.among(Layout((2,)), strategy_of("layers"), frozenset({"forward"}))
     assert seconds("forward", 10) == 0.3
 
 
 def test_updates_in_host_memory_use_its_bandwidth() -> None:
-    seconds = Predictor(PROFILE, SLICES)._device.among(2, strategy_of("central-storage"))
+    seconds = Predictor(PROFILE, SLICES)._device.among(Layout((2,)), strategy_of("central-storage"))
     assert seconds("update", 10) == pytest.approx(7 * PROFILE.parameter_bytes / 20e9)
     assert seconds("forward", 10) == 0.5

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import gettempdir
+from uuid import uuid4
 
 import pytest
 
@@ -11,11 +13,12 @@ from scalewise.core.errors import UserError
 from scalewise.hardware.cluster import Cluster, read_cluster
 from scalewise.hardware.collectives import PIECE_MB, Collective
 from scalewise.launch.placement import Placement
+from scalewise.launch.worker import Worker
 from scalewise.predict.collective_seconds import collective_seconds, link_bytes
 from scalewise.predict.network import Network, packed
 from scalewise.probe import link_benchmarks, measure_links
-from scalewise.probe.contention import ComputeDuringReduce, DeviceRates
-from scalewise.probe.link_benchmarks import ConcurrentTransfers, two_at_once
+from scalewise.probe.contention import ComputeDuringReduce, DeviceRates, rates_in_turn
+from scalewise.probe.link_benchmarks import ClockReading, ConcurrentTransfers, two_at_once
 from scalewise.probe.link_fit import LinkMeasurements, cluster_from_measurements, fit_operation
 from tests.conftest import SessionOf
 
@@ -49,6 +52,17 @@ def measurements(hosts: int = 1, during_reduce: ComputeDuringReduce | None = Non
         None,
         "now",
     )
+
+
+def read_clock_as_on_two_machines(worker: Worker) -> ClockReading:
+    file = Path(gettempdir()) / uuid4().hex
+    link_benchmarks.BOOT = file  # a kernel of its own
+    file.write_text(str(worker.rank))
+    try:
+        return link_benchmarks.read_clock(worker)
+    finally:
+        link_benchmarks.BOOT = Path("/proc/sys/kernel/random/boot_id")
+        file.unlink()
 
 
 def seconds(cluster: Cluster, collective: Collective) -> float:
@@ -109,7 +123,43 @@ def test_every_operation_is_timed_on_ranks(session_of: SessionOf) -> None:
 def test_a_call_lasts_from_the_last_start_to_the_last_end() -> None:
     early = link_benchmarks.TimedCalls("send", 4, [(0.0, 1.5), (10.0, 10.5), (20.0, 23.0)])
     late = link_benchmarks.TimedCalls("send", 4, [(1.0, 2.0), (10.1, 11.1), (20.0, 22.0)])
-    assert link_benchmarks.seconds_of([early, late]) == pytest.approx(1.0)
+    assert link_benchmarks.seconds_of([early, late]).seconds == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("disturbed", "unstable"), [(8, False), (12, True)])
+def test_calls_that_other_programs_disturb_do_not_count(disturbed: int, unstable: bool) -> None:
+    """Disturbed calls take ten times as long. If most are disturbed, the operation is marked."""
+    spans = [(float(start), start + (0.5 if start < disturbed else 0.05)) for start in range(20)]
+    seconds = link_benchmarks.seconds_of([link_benchmarks.TimedCalls("send", 4, spans)] * 2)
+    assert (seconds.seconds, seconds.unstable) == (pytest.approx(0.05), unstable)
+
+
+def test_unstable_operations_are_named_in_the_report_and_in_the_cluster() -> None:
+    measured = measurements()
+    shaky = replace(measured, operations=[replace(measured.operations[0], unstable=True), *measured.operations[1:]])
+    cluster = cluster_from_measurements(Placement(2, "cpu"), shaky)
+    assert cluster.source == "measured by scalewise doctor, now, with unstable timings"
+    [warning] = measure_links._report(Placement(2, "cpu"), shaky, cluster, None).warnings
+    assert warning.startswith("The seconds of send varied by more than a factor of two")
+    assert measure_links._report(Placement(2, "cpu"), measured, cluster, None).warnings == []
+
+
+def test_ranks_on_one_machine_share_a_clock(session_of: SessionOf) -> None:
+    assert [reading.ahead_seconds for reading in session_of(2).run(link_benchmarks.read_clock)] == [0.0, 0.0]
+
+
+def test_clocks_of_two_machines_are_compared(session_of: SessionOf) -> None:
+    """Ranks that believe to be on different machines find the difference by pings: none, as they share a clock."""
+    first, second = session_of(2).run(read_clock_as_on_two_machines)
+    assert first.ahead_seconds == 0.0
+    assert 0 < abs(second.ahead_seconds) < 0.1
+
+
+def test_rates_alone_and_together_are_measured_in_turn(session_of: SessionOf) -> None:
+    first, second = session_of(2).run(rates_in_turn, 0.01)
+    assert first.together == second.together
+    assert second.alone == second.together  # only the first rank is measured alone
+    assert min(first.alone.TFLOPS, first.alone.memory_GBps, first.together.copy_GBps) > 0
 
 
 def test_ranks_beyond_the_count_are_not_timed(session_of: SessionOf) -> None:

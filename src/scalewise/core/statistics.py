@@ -63,6 +63,11 @@ def interval_of(values: Sequence[float]) -> Interval:
     return Interval(center, ordered[low], ordered[high], count)
 
 
+def low_quantile(values: Sequence[float], share: float = 0.25) -> float:
+    """Return the value below which this share of the values lies; of few values, nearly the smallest."""
+    return sorted(values)[int((len(values) - 1) * share)]
+
+
 def student_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the ends of the 95 % interval of the mean of times, not below 0. A single value is both ends."""
     mean, count = fmean(values), len(values)

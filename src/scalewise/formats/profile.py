@@ -73,6 +73,8 @@ class InStep(BaseModel):
 
     devices: Count
     steps: tuple[StepCost, ...]
+    hosts: Count = 1
+    """Number of hosts that the devices were on."""
 
 
 class ProfileDocument(BaseModel):
@@ -111,7 +113,8 @@ class ProfileDocument(BaseModel):
     ran_batch: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Largest batch per device that is known to run, if it is larger than those of the steps."""
     in_step: tuple[InStep, ...] = ()
-    """Step times of several devices at once, for devices that share hardware: slices of a GPU, cores of a processor."""
+    """Step times of several devices at once, for devices that share hardware: slices of a GPU, cores of a processor,
+    emulated hosts."""
     precision: str = "fp32"
     data: str = ""
     versions: dict[str, str] = {}

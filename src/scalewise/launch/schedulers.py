@@ -22,7 +22,9 @@ class Scheduler:
     module: str
     options: tuple[str, ...]
     package: str | None = None
-    """Package that it needs, and that the extra of the same name as the scheduler installs."""
+    """Package that it needs, as pip names it; the extra of the same name as the scheduler installs it."""
+    imports: tuple[str, ...] = ()
+    """Modules of the package and of what it depends on."""
     required: tuple[str, ...] = ()
 
 
@@ -34,11 +36,13 @@ SCHEDULERS = {
             "qos", "constraint", "folder",
         ),
         "submitit",
+        ("submitit",),
     ),
     "ray": Scheduler(
         "scalewise.launch.ray_train",
         ("address", "nodes", "gpus_per_node", "devices_per_node", "cpus_per_task"),
-        "ray",
+        "ray[train]",
+        ("ray", "pyarrow"),
     ),
     "kubernetes": Scheduler(
         "scalewise.launch.manifests",
@@ -79,10 +83,10 @@ def run_on(text: str, arguments: Sequence[str] | None = None) -> None:
     """Run the command of this process on a cluster; exit with its exit code if it fails."""
     request = read_request(text, sys.argv[1:] if arguments is None else arguments)
     scheduler = SCHEDULERS[request.scheduler]
-    if scheduler.package and importlib.util.find_spec(scheduler.package) is None:
+    if not all(importlib.util.find_spec(module) for module in scheduler.imports):
         raise UserError(
             f"--on {request.scheduler} needs the package {scheduler.package}; install it: "
-            f"pip install {scheduler.package}"
+            f"pip install '{scheduler.package}'"
         )
     code = importlib.import_module(scheduler.module).run(request)
     if code:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from scalewise.formats.profile import ProfileDocument, StepCost
 from scalewise.hardware.cluster import Cluster, Device
+from scalewise.predict.network import Layout
 from scalewise.predict.simulator import Seconds
 from scalewise.strategies.base import Strategy
 from scalewise.strategies.plan import Plan
@@ -227,12 +228,13 @@ class DeviceSeconds:
     def alone(self, strategy: Strategy) -> Seconds:
         return self._with_host if updates_on_host(strategy, self.cluster) else self.costs.seconds
 
-    def among(self, devices: int, strategy: Strategy, lone: frozenset[str] = frozenset()) -> Seconds:
-        """Seconds on one of several devices of a host. In `lone` phases only one device computes at a time."""
-        if not {1, devices} <= self._in_step.keys():
+    def among(self, layout: Layout, strategy: Strategy, lone: frozenset[str] = frozenset()) -> Seconds:
+        """Seconds on one of several devices of a layout. In `lone` phases only one device computes at a time."""
+        together = self._in_step.get((layout.workers, layout.hosts)) or self._in_step.get((max(layout.per_host), 1))
+        alone = self._in_step.get((1, 1))
+        if not (together and alone):
             return self._beside_siblings(self.alone(strategy), lone)
         on_host = {"update"} if updates_on_host(strategy, self.cluster) else set[str]()
-        together, alone = self._in_step[devices], self._in_step[1]
 
         def in_step(phase: str, samples: int) -> float:
             if phase in on_host:
@@ -242,10 +244,11 @@ class DeviceSeconds:
         return in_step
 
     @cached_property
-    def _in_step(self) -> dict[int, Costs]:
-        """Times of devices that compute at the same time, by their number, as far as they were measured."""
+    def _in_step(self) -> dict[tuple[int, int], Costs]:
+        """Times of devices that compute at the same time, by their number and that of their hosts, as far as they were
+        measured."""
         return {
-            entry.devices: Costs(self.profile.model_copy(update={"steps": entry.steps}))
+            (entry.devices, entry.hosts): Costs(self.profile.model_copy(update={"steps": entry.steps}))
             for entry in self.profile.in_step
         }
 

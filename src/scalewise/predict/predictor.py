@@ -272,12 +272,11 @@ class Predictor:
         `slow`: straggling ranks, with the fraction of a device's speed that each has.
         """
         layout = layout or packed(self.cluster, devices)
-        per_host = max(layout.per_host)
         if strategy.asynchronous and devices > 1:
-            return self._steady(strategy, devices, batch, layout, slow, self._device.among(per_host, strategy))
+            return self._steady(strategy, devices, batch, layout, slow, self._device.among(layout, strategy))
         plan = self._plan(strategy, devices, batch)
         alone = layout.workers == 1
-        seconds = self._device.alone(strategy) if alone else self._device.among(per_host, strategy, lone_phases(plan))
+        seconds = self._device.alone(strategy) if alone else self._device.among(layout, strategy, lone_phases(plan))
         return self._simulator(strategy, layout, slow).simulate(plan, seconds)
 
     def _plan(self, strategy: Strategy, devices: int, batch: int) -> Plan:

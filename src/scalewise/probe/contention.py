@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from scalewise.core.statistics import low_quantile
 from scalewise.hardware.gpus import Gpu, find_gpu
 from scalewise.launch.devices import device_name
 from scalewise.launch.existing_processes import InProcess
@@ -98,6 +99,9 @@ SIDE = {"cpu": 384, "cuda": 4096}
 TINY_CALLS = 200
 PIECE_SECONDS = 0.02
 """Seconds of work between two readings of the clock, about a short training step."""
+FEWEST_PIECES = 4
+TURNS = 3
+"""Turns of measurements that are compared with each other, so that both meet the same load on the machine."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +135,9 @@ def measure_rates(device: torch.device, seconds: float, combine: Callable[[float
         for _ in range(TINY_CALLS):
             tiny.add_(1.0)
 
-    multiply_seconds = median_seconds(lambda: torch.mm(left, right), device, seconds / 4, combine)
-    copy_seconds = median_seconds(lambda: target.copy_(source), device, seconds / 4, combine)
-    launch_seconds = median_seconds(launch_many, device, seconds / 4, combine)
+    multiply_seconds = usual_seconds(lambda: torch.mm(left, right), device, seconds / 4, combine)
+    copy_seconds = usual_seconds(lambda: target.copy_(source), device, seconds / 4, combine)
+    launch_seconds = usual_seconds(launch_many, device, seconds / 4, combine)
     return DeviceRates(
         TFLOPS=2 * side**3 / multiply_seconds / 1e12,
         memory_GBps=streamed_GBps(device, seconds / 4, combine),
@@ -148,14 +152,17 @@ def streamed_GBps(
     """Memory bandwidth of an element-wise update, counting bytes read and written."""
     elements = (bytes or STREAMED_BYTES[device.type]) // 4
     target, source = torch.ones(elements, device=device), torch.ones(elements, device=device)
-    update_seconds = median_seconds(lambda: target.add_(source, alpha=1e-6), device, seconds, combine)
+    update_seconds = usual_seconds(lambda: target.add_(source, alpha=1e-6), device, seconds, combine)
     return 3 * target.nbytes / update_seconds / 1e9
 
 
-def median_seconds(
+def usual_seconds(
     work: Callable[[], object], device: torch.device, seconds: float, combine: Callable[[float], float] = own_seconds
 ) -> float:
-    """Median seconds of a call, over at least three pieces and as many as fit `seconds`; two calls warm up."""
+    """Lower quartile of the seconds of a call, which other programs disturb less than the median.
+
+    It is taken over at least four pieces and as many as fit `seconds`; two calls warm up.
+    """
 
     def seconds_per_call(calls: int) -> float:
         synchronize(device)
@@ -168,32 +175,48 @@ def median_seconds(
     seconds_per_call(1)
     calls = max(1, round(PIECE_SECONDS / seconds_per_call(1)))
     pieces: list[float] = []
-    while len(pieces) < 3 or calls * sum(pieces) < seconds:
+    while len(pieces) < FEWEST_PIECES or calls * sum(pieces) < seconds:
         pieces.append(seconds_per_call(calls))
-    return median(pieces)
+    return low_quantile(pieces)
 
 
 REDUCED_BYTES = 16 * 2**20
 STREAMED_BY_HOST_BYTES = 256 * 2**20
 
 
-def rates_alone(worker: Worker, seconds: float) -> DeviceRates | None:
-    """Rates of rank 0 while the other ranks wait; None on the others."""
-    dist.barrier()
-    rates = measure_rates(worker.device, seconds) if worker.rank == 0 else None
-    worker.report("alone")
-    dist.barrier()
-    return rates
+@dataclass(frozen=True)
+class SharedRates:
+    """Rates of a device while the others wait, and while all are busy."""
+
+    alone: DeviceRates
+    """Rates of rank 0."""
+    together: DeviceRates
+    """Rates of the slowest rank at every piece of work."""
 
 
-def rates_together(worker: Worker, seconds: float) -> DeviceRates:
-    """Rates with all ranks busy and synchronised as in training: all start a piece together and the slowest counts.
+def rates_in_turn(worker: Worker, seconds: float) -> SharedRates:
+    """Measure the rates of rank 0 alone and those of all ranks together in turn; the median of the turns counts.
 
-    Cores of a shared machine slow down at different times, so the slowest of all is slower than any one core.
+    Together, all start a piece of work at the same time and the slowest counts, as in training: cores of a shared
+    machine slow down at different times, so the slowest of all is slower than any one core.
     """
     world = dist.group.WORLD
     assert world is not None
-    return measure_rates(worker.device, seconds, lambda own: max_over_ranks(own, worker, world))
+    alone: list[DeviceRates] = []
+    together: list[DeviceRates] = []
+    for _ in range(TURNS):
+        dist.barrier()
+        if worker.rank == 0:
+            alone.append(measure_rates(worker.device, seconds / TURNS))
+        worker.report("alone")
+        dist.barrier()
+        together.append(measure_rates(worker.device, seconds / TURNS, lambda own: max_over_ranks(own, worker, world)))
+    slowest = _median_rates(together)
+    return SharedRates(_median_rates(alone) if alone else slowest, slowest)
+
+
+def _median_rates(turns: Sequence[DeviceRates]) -> DeviceRates:
+    return DeviceRates(*(median(values) for values in zip(*map(astuple, turns), strict=True)))
 
 
 def host_memory_together(worker: Worker, seconds: float) -> float:
@@ -251,21 +274,24 @@ def compute_during_reduce(worker: Worker, seconds: float) -> ComputeDuringReduce
 
     compute(3)
     slowest = max_over_ranks(compute(20) / 20, worker, dist.group.WORLD)
-    alone_reduce = sorted(reduce() for _ in range(5))[2]
-    count = max(1, int(seconds / 2 / max_over_ranks(alone_reduce, worker, dist.group.WORLD)))
+    alone_reduce = low_quantile([reduce() for _ in range(8)])
+    count = max(1, int(seconds / 2 / TURNS / max_over_ranks(alone_reduce, worker, dist.group.WORLD)))
     # Long enough to outlast all all-reduces even if each takes three times as long as alone.
     times = max(1, int(3 * count * alone_reduce / slowest))
     times = int(max_over_ranks(times, worker, dist.group.WORLD))
-    dist.barrier()
-    alone = compute(times)
-    dist.barrier()
-    works = [dist.all_reduce(tensor, async_op=True) for _ in range(count)]
-    both = compute(times)
-    for work in works:
-        if work is not None:
-            work.wait()
-    synchronize(worker.device)
-    return ComputeDuringReduce(alone, both, count, REDUCED_BYTES, alone_reduce)
+    alone: list[float] = []
+    both: list[float] = []
+    for _ in range(TURNS):
+        dist.barrier()
+        alone.append(compute(times))
+        dist.barrier()
+        works = [dist.all_reduce(tensor, async_op=True) for _ in range(count)]
+        both.append(compute(times))
+        for work in works:
+            if work is not None:
+                work.wait()
+        synchronize(worker.device)
+    return ComputeDuringReduce(min(alone), min(both), count, REDUCED_BYTES, alone_reduce)
 
 
 SMALL, LARGE = 4096, 64 * 2**20
@@ -299,8 +325,8 @@ def _copy_rate(device: torch.device, seconds: float) -> CopyRate:
         on_host = torch.empty(bytes, dtype=torch.uint8, pin_memory=True)
         on_device = torch.empty(bytes, dtype=torch.uint8, device=device)
         return max(
-            median_seconds(lambda: on_device.copy_(on_host, non_blocking=True), device, seconds / 4),
-            median_seconds(lambda: on_host.copy_(on_device, non_blocking=True), device, seconds / 4),
+            usual_seconds(lambda: on_device.copy_(on_host, non_blocking=True), device, seconds / 4),
+            usual_seconds(lambda: on_host.copy_(on_device, non_blocking=True), device, seconds / 4),
         )
 
     latency = slower_direction(SMALL)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from scalewise.core.statistics import low_quantile
 from scalewise.engines.communication import Wire
 from scalewise.launch.worker import Worker
 from scalewise.runtime.process_settings import let_senders_finish
@@ -135,10 +138,18 @@ KB = 1024
 GROWTH = 4
 SIZES = tuple(KB * GROWTH**power for power in range(9))
 """Tensor sizes in bytes: 1 KB to 64 MB."""
-FEWEST_CALLS, MOST_CALLS = 3, 60
+FEWEST_CALLS, MOST_CALLS = 4, 60
+"""Timed calls of one operation at one size."""
+ROUNDS = 4
+"""Rounds over all operations and sizes, each with a part of the calls, so that a few seconds of other load on the
+machine disturb only some of the calls of a size."""
+UNDISTURBED = 0.1
+"""Share of the calls that other programs on a busy machine probably do not disturb."""
+UNSTABLE = 1.0
+"""A size is unstable if the median call takes this much longer, relative to the undisturbed calls."""
 BUSY_CYCLES = 2_000_000
 """GPU cycles of work before a timed call, about a millisecond."""
-LONGEST_SECONDS = 1.5
+LONGEST_SECONDS = 0.5
 """Longest call that is timed. Sizes that would take longer are skipped."""
 
 # Renamed in torch 2.13.
@@ -159,16 +170,27 @@ class TimedCalls(NamedTuple):
     spans: list[Span]
 
 
-def seconds_of(ranks: Sequence[TimedCalls]) -> float:
-    """Median seconds of a call, from the last rank's start to the last rank's end.
+class CallSeconds(NamedTuple):
+    """Seconds of one operation at one size."""
 
-    Ranks leave the barrier before a call one after the other, so the call starts when the last rank does.
+    seconds: float
+    unstable: bool
+    """Whether the calls differ so much that other programs must have disturbed many of them."""
+
+
+def seconds_of(ranks: Sequence[TimedCalls]) -> CallSeconds:
+    """Seconds of an undisturbed call, from the last rank's start to the last rank's end.
+
+    Ranks leave the barrier before a call one after the other, so the call starts when the last rank does. Other
+    programs only make calls longer, so a low quantile is close to what an idle machine takes.
     """
     calls = zip(*(rank.spans for rank in ranks), strict=True)
-    return float(median(max(end for _, end in call) - max(start for start, _ in call) for call in calls))
+    seconds = [max(end for _, end in call) - max(start for start, _ in call) for call in calls]
+    undisturbed = low_quantile(seconds, UNDISTURBED)
+    return CallSeconds(undisturbed, median(seconds) > (1 + UNSTABLE) * undisturbed)
 
 
-PINGS = 40
+PINGS = 100
 
 
 @dataclass(frozen=True)
@@ -180,12 +202,21 @@ class ClockReading:
     ahead_seconds: float
 
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""Identifier of the running kernel, whose processes share a clock."""
+
+
 def read_clock(worker: Worker) -> ClockReading:
     """Compare the clock of this rank with that of rank 0: machines count from different starts.
 
     Rank 0 answers pings with its time. The shortest round trip has the smallest error, at most half of its duration.
+    Ranks on one machine share a clock and need no pings, also if they are on different emulated hosts.
     """
     group = dist.new_group(backend="gloo")
+    kernels: list[object] = [None] * worker.world
+    dist.all_gather_object(kernels, BOOT.read_text() if BOOT.exists() else platform.node(), group)
+    if len(set(kernels)) == 1:
+        return ClockReading(perf_counter(), 0.0)
     let_senders_finish()
     reading = ClockReading(perf_counter(), 0.0)
     for rank in range(1, worker.world):
@@ -209,14 +240,16 @@ def read_clock(worker: Worker) -> ClockReading:
     return reading
 
 
-def on_clock_of_first(calls: TimedCalls, before: ClockReading, after: ClockReading) -> TimedCalls:
-    """Convert times to the clock of rank 0; clocks drift apart, so the difference is interpolated over time."""
+def time_on_first(time: float, before: ClockReading, after: ClockReading) -> float:
+    """Convert a time to the clock of rank 0; clocks drift apart, so the difference is interpolated."""
     drift = (after.ahead_seconds - before.ahead_seconds) / max(after.time - before.time, 1e-9)
+    return time - before.ahead_seconds - (time - before.time) * drift
 
-    def converted(time: float) -> float:
-        return time - before.ahead_seconds - (time - before.time) * drift
 
-    return calls._replace(spans=[(converted(start), converted(end)) for start, end in calls.spans])
+def on_clock_of_first(calls: TimedCalls, before: ClockReading, after: ClockReading) -> TimedCalls:
+    """Convert the times of calls to the clock of rank 0."""
+    spans = [(time_on_first(start, before, after), time_on_first(end, before, after)) for start, end in calls.spans]
+    return calls._replace(spans=spans)
 
 
 class UnsupportedOperation(NamedTuple):
@@ -226,41 +259,78 @@ class UnsupportedOperation(NamedTuple):
     reason: str
 
 
+@dataclass
+class _Repeated:
+    """Calls of one operation at one size, timed in several rounds."""
+
+    call: Call
+    timed: TimedCalls
+    calls_per_round: int
+
+
 def time_operations(
     worker: Worker, ranks: int, operations: tuple[str, ...], seconds: float, sizes: tuple[int, ...] = SIZES
 ) -> list[TimedCalls | UnsupportedOperation]:
-    """Time operations on the first `ranks` ranks, about `seconds` per size; empty on the other ranks."""
+    """Time operations on the first `ranks` ranks, about `seconds` per size; empty on the other ranks.
+
+    The calls of a size are spread over rounds through all operations and sizes.
+    """
     group = dist.new_group(list(range(ranks))) if ranks < worker.world else dist.group.WORLD
     let_senders_finish()
     if worker.rank >= ranks:
         return []
     assert isinstance(group, dist.ProcessGroup)
-    timed: list[TimedCalls | UnsupportedOperation] = []
+    tensors = _Tensors(worker.device, sizes[-1], ranks)
+    repeated: list[_Repeated] = []
+    unsupported: list[UnsupportedOperation] = []
     for operation in operations:
         worker.report((operation, ranks))
+        ring = RingAllReduce(group) if operation == "ring" else None
         for size in sizes:
-            call, bytes = make_call(operation, worker, group, ranks, size)
+            call, bytes = make_call(operation, worker, group, tensors, size, ring)
             try:
-                spans = time_calls(call, worker, group, seconds)
+                longest = _warm_up(call, worker, group)
             except RuntimeError as error:
                 if size > sizes[0]:
                     raise
-                timed.append(UnsupportedOperation(operation, str(error).splitlines()[0]))
+                unsupported.append(UnsupportedOperation(operation, str(error).splitlines()[0]))
                 break
-            timed.append(TimedCalls(operation, bytes, spans))
-            if max_over_ranks(max(end - start for start, end in spans), worker, group) * GROWTH > LONGEST_SECONDS:
+            calls = min(MOST_CALLS, max(FEWEST_CALLS, int(seconds / max(longest, 1e-6))))
+            repeated.append(_Repeated(call, TimedCalls(operation, bytes, []), -(-calls // ROUNDS)))
+            if longest * GROWTH > LONGEST_SECONDS:
                 break
-    return timed
+    for _ in range(ROUNDS):
+        for entry in repeated:
+            entry.timed.spans.extend(_time_call(entry.call, worker, group) for _ in range(entry.calls_per_round))
+    return [*(entry.timed for entry in repeated), *unsupported]
 
 
-def make_call(operation: str, worker: Worker, group: dist.ProcessGroup, ranks: int, bytes: int) -> tuple[Call, int]:
-    """Return a function that runs the operation once, and the bytes of its whole tensor, rounded to a multiple of the
-    number of ranks."""
-    elements = max(1, bytes // 4 // ranks) * ranks
-    whole = torch.ones(elements, device=worker.device)
-    shard = torch.ones(elements // ranks, device=worker.device)
+class _Tensors:
+    """Memory that the calls of all operations and sizes share."""
+
+    def __init__(self, device: torch.device, largest_bytes: int, ranks: int) -> None:
+        self.ranks = ranks
+        self._whole = torch.ones(largest_bytes // 4 + ranks, device=device)
+        self._shard = torch.ones(largest_bytes // 4 // ranks + 1, device=device)
+
+    def of(self, bytes: int) -> tuple[Tensor, Tensor]:
+        """Tensor of about this size, a multiple of the number of ranks, and the shard of one rank."""
+        elements = max(1, bytes // 4 // self.ranks)
+        return self._whole[: elements * self.ranks], self._shard[:elements]
+
+
+def make_call(
+    operation: str,
+    worker: Worker,
+    group: dist.ProcessGroup,
+    tensors: _Tensors,
+    bytes: int,
+    ring: RingAllReduce | None = None,
+) -> tuple[Call, int]:
+    """Return a function that runs the operation once, and the bytes of its whole tensor."""
+    whole, shard = tensors.of(bytes)
     wire = Wire(worker.device)
-    last = ranks - 1
+    last = tensors.ranks - 1
 
     def send() -> None:
         """Send from the first rank to the last."""
@@ -277,18 +347,16 @@ def make_call(operation: str, worker: Worker, group: dist.ProcessGroup, ranks: i
         "reduce_scatter": lambda: _reduce_scatter(shard, whole, group=group),
         "send": send,
     }
-    if operation == "ring":
-        ring = RingAllReduce(group)
-        return lambda: ring(whole), 4 * elements
-    return calls[operation], 4 * elements
+    if ring is not None:
+        calls[operation] = lambda: ring(whole)
+    return calls[operation], 4 * whole.numel()
 
 
-def time_calls(call: Call, worker: Worker, group: dist.ProcessGroup, seconds: float) -> list[Span]:
-    """Time calls one by one, with a barrier before each; two warm-up calls are not counted."""
+def _warm_up(call: Call, worker: Worker, group: dist.ProcessGroup) -> float:
+    """Call twice and return the seconds of the second call on the slowest rank."""
     for _ in range(2):
         start, end = _time_call(call, worker, group)
-    count = min(MOST_CALLS, max(FEWEST_CALLS, int(seconds / max(max_over_ranks(end - start, worker, group), 1e-6))))
-    return [_time_call(call, worker, group) for _ in range(count)]
+    return max_over_ranks(end - start, worker, group)
 
 
 def max_over_ranks(value: float, worker: Worker, group: dist.ProcessGroup) -> float:
@@ -360,18 +428,22 @@ class ConcurrentTransfers:
 
 
 def two_at_once(worker: Worker, bytes: int = BYTES) -> ConcurrentTransfers:
-    alone = _median_transfer_seconds(worker, BOTH_DIRECTIONS[:1], bytes)
-    both_directions = _median_transfer_seconds(worker, BOTH_DIRECTIONS, bytes)
-    two = _median_transfer_seconds(worker, SEPARATE_PAIRS, bytes) if worker.world >= 4 else both_directions
+    pairs = [BOTH_DIRECTIONS[:1], BOTH_DIRECTIONS, *([SEPARATE_PAIRS] if worker.world >= 4 else [])]
+    alone, both_directions, *separate = _seconds_in_turn(worker, pairs, bytes)
+    two = separate[0] if separate else both_directions
     return ConcurrentTransfers(two / alone, 2 * bytes / both_directions / 1e9)
 
 
-def _median_transfer_seconds(worker: Worker, pairs: Sequence[tuple[int, int]], bytes: int) -> float:
-    """Median seconds until all transfers have arrived, of the slowest rank; the first repeat is a warm-up."""
-    repeats = [_transfer_seconds(worker, pairs, bytes) for _ in range(REPEATS + 1)][1:]
-    slowest = torch.tensor([median(repeats)], device=worker.device if worker.backend == "nccl" else "cpu")
+def _seconds_in_turn(worker: Worker, transfers: Sequence[Sequence[tuple[int, int]]], bytes: int) -> list[float]:
+    """Seconds until all pairs of each entry have transferred, of the slowest rank.
+
+    The entries take turns, after a first round that warms up; the lower quartile of the rounds counts.
+    """
+    rounds = [[_transfer_seconds(worker, pairs, bytes) for pairs in transfers] for _ in range(REPEATS + 1)][1:]
+    quartiles = [low_quantile(repeats) for repeats in zip(*rounds, strict=True)]
+    slowest = torch.tensor(quartiles, device=worker.device if worker.backend == "nccl" else "cpu")
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(slowest)
+    return [float(seconds) for seconds in slowest]
 
 
 def _transfer_seconds(worker: Worker, pairs: Sequence[tuple[int, int]], bytes: int) -> float:

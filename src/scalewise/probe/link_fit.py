@@ -119,6 +119,8 @@ class MeasuredOperation:
     """Median relative error of the fit."""
     points: tuple[tuple[int, float], ...]
     """Bytes of the whole tensor and seconds of every timed size."""
+    unstable: bool = False
+    """Whether other programs disturbed many calls of most sizes."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ class LinkReport(Printable):
             yield _table(self.operations)
             yield Text()
         yield from (Text(sentence) for sentence in self.sentences)
-        yield from (Text(sentence, "yellow") for sentence in self.refused)
+        yield from (Text(sentence, "yellow") for sentence in self.warnings)
         if self.path:
             yield Text()
             yield Text(f"written to {self.path}")
@@ -194,6 +196,15 @@ class LinkReport(Printable):
             )
         sentences.append(f"Copies between host memory and a device reach {self.host_copy_GBps:.3g} GB/s.")
         return sentences
+
+    @property
+    def warnings(self) -> list[str]:
+        unstable = list(dict.fromkeys(operation.operation for operation in self.operations if operation.unstable))
+        busy = (
+            f"The seconds of {', '.join(unstable)} varied by more than a factor of two: other programs are running "
+            "here, or the network is in use. Measure again when it is idle."
+        )
+        return [*self.refused, *([busy] if unstable else [])]
 
 
 def _table(operations: Sequence[MeasuredOperation]) -> Table:
@@ -303,7 +314,8 @@ def cluster_from_measurements(placement: Placement, measurements: LinkMeasuremen
         beside_memory=max(1.0, measurements.rates_alone.memory_GBps / measurements.rates_together.memory_GBps),
         host_memory_GBps=measurements.host_memory_GBps,
     )
-    source = f"measured by scalewise doctor, {measurements.when}"
+    unstable = any(operation.unstable for operation in measurements.operations)
+    source = f"measured by scalewise doctor, {measurements.when}" + (", with unstable timings" if unstable else "")
     return Cluster(
         name=_name(placement),
         hosts=placement.hosts,

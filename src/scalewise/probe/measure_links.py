@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,7 @@ from scalewise.probe.contention import (
     copies_alone,
     copies_together,
     host_memory_together,
-    rates_alone,
-    rates_together,
+    rates_in_turn,
 )
 from scalewise.probe.link_benchmarks import (
     SHARED_CHANNEL_RATIO,
@@ -155,9 +155,8 @@ def _measure(placement: Placement, seconds: float, tell: OnProgress) -> LinkMeas
     several = placement.devices > 1
     with Session(placement) as session:
         tell("compute and memory rates of one device, and of all at once")
-        [alone_rates, *_] = session.run(rates_alone, 16 * seconds)
-        [together_rates, *_] = session.run(rates_together, 16 * seconds)
-        host_copy = _host_copy(session, together_rates, seconds)
+        [rates, *_] = session.run(rates_in_turn, 32 * seconds)
+        host_copy = _host_copy(session, rates.together, seconds)
         host_memory = None
         if placement.device_kind != "cpu":
             [host_memory, *_] = session.run(host_memory_together, 4 * seconds)
@@ -187,8 +186,8 @@ def _measure(placement: Placement, seconds: float, tell: OnProgress) -> LinkMeas
         refused=refused,
         concurrent=concurrent,
         during_reduce=during_reduce,
-        rates_alone=alone_rates,
-        rates_together=together_rates,
+        rates_alone=rates.alone,
+        rates_together=rates.together,
         host_copy_GBps=host_copy[0],
         host_copy_latency_us=host_copy[1],
         host_copies_share=host_copy[2],
@@ -240,6 +239,7 @@ def _operations(
             for rank, readings in zip(by_rank, zip(*clocks, strict=True), strict=False)
         ]
     points: dict[str, list[tuple[int, float]]] = {}
+    unstable: Counter[str] = Counter()
     hosts = len({session.placement.host_of(rank) for rank in range(count)})
     refused: list[str] = []
     for calls in zip(*by_rank, strict=True):
@@ -248,9 +248,13 @@ def _operations(
             refused.append(f"{first.operation} is not supported on these devices: {first.reason}")
             continue
         assert isinstance(first, TimedCalls)
-        points.setdefault(first.operation, []).append((first.bytes, seconds_of(calls)))
+        timed = seconds_of(calls)
+        points.setdefault(first.operation, []).append((first.bytes, timed.seconds))
+        unstable[first.operation] += timed.unstable
     return [
-        fitted for operation, timed in points.items() for fitted in fit_operation(operation, count, hosts, timed)
+        replace(piece, unstable=2 * unstable[operation] > len(timed))
+        for operation, timed in points.items()
+        for piece in fit_operation(operation, count, hosts, timed)
     ], refused
 
 

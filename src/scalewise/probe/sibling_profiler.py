@@ -1,4 +1,4 @@
-"""Time several devices of one machine that run the same workload at the same time."""
+"""Time several devices that run the same workload at the same time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scalewise.launch.session import Session
 from scalewise.launch.worker import Worker
 from scalewise.models.resolve import resolve
 from scalewise.models.workload import Workload
-from scalewise.probe.link_benchmarks import max_over_ranks, synchronize
+from scalewise.probe.link_benchmarks import ClockReading, max_over_ranks, read_clock, synchronize, time_on_first
 from scalewise.runtime.clock import Clock, Times, make_clock
 from scalewise.runtime.feed import epoch_order
 from scalewise.runtime.optimizers import set_precision
@@ -48,13 +48,21 @@ class SiblingTask:
 
 @dataclass(frozen=True)
 class BarrierTimes:
-    """Times of one device's steps at one batch, by a clock that all processes of a machine share."""
+    """Times of one device's steps at one batch, by the clock of its machine."""
 
     arrived: list[float]
     """When the gradients of this device were complete, in every step."""
     left: list[float]
     """When the gradients of all devices were complete, in every step."""
     phases: dict[str, float]
+
+    def on_clock_of_first(self, before: ClockReading, after: ClockReading) -> BarrierTimes:
+        """Convert the times of a rank on another host to the clock of rank 0."""
+        return replace(
+            self,
+            arrived=[time_on_first(time, before, after) for time in self.arrived],
+            left=[time_on_first(time, before, after) for time in self.left],
+        )
 
 
 def with_others(
@@ -89,9 +97,17 @@ def with_others(
         for count in sorted({1, *counts}):
             if on_count:
                 on_count(count)
+            clocks = [session.run(read_clock)] if session.placement.ranks_on else []
             by_rank = session.run(steps_together, task, count, [step.batch for step in alone_steps])[:count]
+            if clocks:
+                clocks.append(session.run(read_clock))
+                by_rank = [
+                    [times.on_clock_of_first(*readings) for times in rank]
+                    for rank, readings in zip(by_rank, zip(*clocks, strict=True), strict=False)
+                ]
             steps = (_cost(step, ranks) for step, ranks in zip(alone_steps, zip(*by_rank, strict=True), strict=True))
-            in_step.append(InStep(devices=count, steps=tuple(steps)))
+            hosts = len({session.placement.host_of(rank) for rank in range(count)})
+            in_step.append(InStep(devices=count, steps=tuple(steps), hosts=hosts))
     return Profile(alone.document.model_copy(update={"in_step": tuple(in_step)}), alone.note)
 
 
