@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalewise.probe.link_fit import fit_line, fit_pieces
+from scalewise.probe.link_fit import fit_line, fit_pieces, undisturbed
 
 SIZES = [1024 * 4**power for power in range(9)]
 
@@ -54,3 +54,13 @@ def test_small_transfers_that_fit_caches_get_their_own_line() -> None:
 
 def test_points_on_one_line_are_not_split() -> None:
     assert len(fit_pieces(line(50e-6, 3.0))) == 1
+
+
+def test_a_size_takes_no_longer_than_a_larger_one() -> None:
+    """The calls of 4 KB were disturbed: 16 KB took less time."""
+    assert undisturbed([(1024, 0.1), (4096, 0.9), (16384, 0.2), (65536, 0.4)]) == [
+        (1024, 0.1),
+        (4096, 0.2),
+        (16384, 0.2),
+        (65536, 0.4),
+    ]

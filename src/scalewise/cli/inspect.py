@@ -200,7 +200,7 @@ def profile(
         str | None,
         typer.Option(
             help="Numbers of devices, separated by commas: also time that many devices at the same time. For "
-            "slices of a GPU, which slow each other down.",
+            "slices of a GPU, which slow each other down; under torchrun on the devices of all hosts.",
             show_default=False,
         ),
     ] = None,

@@ -138,9 +138,9 @@ KB = 1024
 GROWTH = 4
 SIZES = tuple(KB * GROWTH**power for power in range(9))
 """Tensor sizes in bytes: 1 KB to 64 MB."""
-FEWEST_CALLS, MOST_CALLS = 4, 60
-"""Timed calls of one operation at one size."""
-ROUNDS = 4
+MOST_CALLS = 80
+"""Largest number of timed calls of one operation at one size."""
+ROUNDS = 5
 """Rounds over all operations and sizes, each with a part of the calls, so that a few seconds of other load on the
 machine disturb only some of the calls of a size."""
 UNDISTURBED = 0.1
@@ -265,7 +265,15 @@ class _Repeated:
 
     call: Call
     timed: TimedCalls
-    calls_per_round: int
+    fastest: float
+    """Seconds of the fastest call so far, of the slowest rank."""
+
+    def time(self, worker: Worker, group: dist.ProcessGroup, seconds: float) -> None:
+        """Time as many calls as fit `seconds`, at least one."""
+        count = max(1, min(MOST_CALLS // ROUNDS, int(seconds / max(self.fastest, 1e-6))))
+        spans = [_time_call(self.call, worker, group) for _ in range(count)]
+        self.timed.spans.extend(spans)
+        self.fastest = min(self.fastest, max_over_ranks(min(end - start for start, end in spans), worker, group))
 
 
 def time_operations(
@@ -295,13 +303,13 @@ def time_operations(
                     raise
                 unsupported.append(UnsupportedOperation(operation, str(error).splitlines()[0]))
                 break
-            calls = min(MOST_CALLS, max(FEWEST_CALLS, int(seconds / max(longest, 1e-6))))
-            repeated.append(_Repeated(call, TimedCalls(operation, bytes, []), -(-calls // ROUNDS)))
+            repeated.append(_Repeated(call, TimedCalls(operation, bytes, []), longest))
             if longest * GROWTH > LONGEST_SECONDS:
                 break
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
+        worker.report((f"round {number + 1} of {ROUNDS}", ranks))
         for entry in repeated:
-            entry.timed.spans.extend(_time_call(entry.call, worker, group) for _ in range(entry.calls_per_round))
+            entry.time(worker, group, seconds / ROUNDS)
     return [*(entry.timed for entry in repeated), *unsupported]
 
 

@@ -293,6 +293,19 @@ def fit_operation(
     ]
 
 
+def undisturbed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Replace the seconds of a size by those of a larger one that took less time.
+
+    A larger tensor does not take less time, so other programs must have disturbed the calls of the smaller one.
+    """
+    least = float("inf")
+    kept = []
+    for bytes, seconds in reversed(points):
+        least = min(least, seconds)
+        kept.append((bytes, least))
+    return kept[::-1]
+
+
 def backend_of(placement: Placement) -> Literal["gloo", "nccl"]:
     return "nccl" if placement.device_kind == "cuda" else "gloo"
 

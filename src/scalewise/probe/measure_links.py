@@ -50,6 +50,7 @@ from scalewise.probe.link_fit import (
     TopologyGroup,
     cluster_from_measurements,
     fit_operation,
+    undisturbed,
 )
 
 OPERATIONS = ("send", "broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter", RING)
@@ -254,7 +255,7 @@ def _operations(
     return [
         replace(piece, unstable=2 * unstable[operation] > len(timed))
         for operation, timed in points.items()
-        for piece in fit_operation(operation, count, hosts, timed)
+        for piece in fit_operation(operation, count, hosts, undisturbed(timed))
     ], refused
 
 
