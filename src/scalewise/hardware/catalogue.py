@@ -102,7 +102,7 @@ def cluster_of(text: str) -> Cluster:
 
 
 def _compose(text: str, count: int, device_name: str, tail: str) -> Cluster:
-    options, hosts, asked = _parse_tail(text, tail)
+    options, hosts, requested = _parse_tail(text, tail)
     one_host = {name.partition("x-")[2]: cluster for name, cluster in catalogue().items()}
     name = matching(device_name, one_host)
     fits = name is not None and (count <= one_host[name].devices_per_host or count > MOST_PER_HOST)
@@ -117,11 +117,11 @@ def _compose(text: str, count: int, device_name: str, tail: str) -> Cluster:
         )
     if hosts < 1:
         raise UserError(f"'{text}': the number of hosts is {hosts}; it must be 1 or more, as in {EXAMPLE}")
-    if hosts > 1 and asked.link is None and host.link("hosts") is None:
+    if hosts > 1 and requested.link is None and host.link("hosts") is None:
         raise UserError(
             f"'{text}': the network between the hosts is missing; add it as in {EXAMPLE}; valid: {', '.join(NETWORKS)}"
         )
-    network, assumed = _network(host, count, asked) if hosts > 1 else (None, "")
+    network, assumed = _network(host, count, requested) if hosts > 1 else (None, "")
     return _replicate(host, count, hosts, network, assumed)
 
 
@@ -163,32 +163,34 @@ def _gpu_host(
         raise UserError(f"'{text}': {error}") from None
 
 
-def _network(host: Cluster, count: int, asked: NetworkOptions) -> tuple[Link, str]:
+def _network(host: Cluster, count: int, requested: NetworkOptions) -> tuple[Link, str]:
     """Link between hosts with `count` devices each, and a description of what is assumed about it."""
     own = host.link("hosts")
-    link = asked.link or own
+    link = requested.link or own
     assert link is not None
     gpu = find_gpu(host.devices[0].name)
     fabric = link.kind.startswith("infiniband")
-    if asked.ports is not None:
-        ports = asked.ports
-    elif own is not None and (fabric or asked.link is None):
+    if requested.ports is not None:
+        ports = requested.ports
+    elif own is not None and (fabric or requested.link is None):
         ports = max(1, (own.ports or 1) * count // host.devices_per_host)
     else:
         ports = usual_ports(gpu, count) if gpu and fabric else 1
-    direct = fabric and (gpu is None or offers_gpudirect(gpu)) if asked.gpudirect is None else asked.gpudirect
+    direct = fabric and (gpu is None or offers_gpudirect(gpu)) if requested.gpudirect is None else requested.gpudirect
     # The copies of one Ethernet port through host memory are faster than the port.
-    limited = not direct and (fabric or ports > 1 or asked.gpudirect is False)
+    limited = not direct and (fabric or ports > 1 or requested.gpudirect is False)
     generation = gpu.pcie_generation if gpu else min(HOST_COPIES_GBps)
     copies = HOST_COPIES_GBps.get(generation, min(HOST_COPIES_GBps.values())) if limited else None
     words = [f"{ports} network interface{'s' if ports > 1 else ''} of {link.GBps:g} GB/s per host"] * (
-        asked.ports is None and asked.link is not None
+        requested.ports is None and requested.link is not None
     )
-    if fabric and asked.gpudirect is None:
+    if fabric and requested.gpudirect is None:
         words.append("GPUDirect" if direct else "no GPUDirect")
     if copies:
         words.append(f"{copies:g} GB/s through the memory of a host")
-    return replace(link, ports=ports, host_GBps=copies if asked.link or copies else link.host_GBps), ", ".join(words)
+    return replace(link, ports=ports, host_GBps=copies if requested.link or copies else link.host_GBps), ", ".join(
+        words
+    )
 
 
 def _replicate(host: Cluster, count: int, hosts: int, network: Link | None, assumed: str) -> Cluster:
