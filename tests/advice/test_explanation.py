@@ -16,6 +16,7 @@ from scalewise.core.units import seconds_text
 from scalewise.formats.profile import ProfileDocument
 from scalewise.hardware.catalogue import cluster_of
 from scalewise.hardware.cluster import Cluster
+from scalewise.predict.calibration import scaled
 from scalewise.predict.predictor import Predictor
 from scalewise.published.stevens import stevens_profile
 from scalewise.published.tables import outlined_profile
@@ -174,7 +175,7 @@ def test_step_times_are_equal_at_the_break_even_bandwidth() -> None:
     mirrored = strategy_of("mirrored")
     even = break_even(Predictor(profile, BOX), mirrored, 2, 100).bandwidth_GBps
     assert even is not None
-    there = Predictor(profile, BOX.with_link("devices", even))
+    there = Predictor(profile, scaled(BOX, "devices", even / BOX.links[0].GBps))
     assert there.simulate(mirrored, 2, 100).step_seconds == pytest.approx(
         there.simulate(Single(), 1, 100).step_seconds, rel=0.03
     )

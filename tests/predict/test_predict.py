@@ -8,7 +8,7 @@ import pytest
 
 from scalewise.core.errors import UserError
 from scalewise.hardware.catalogue import cluster_of
-from scalewise.predict.calibration import fit_link
+from scalewise.predict.calibration import fit_link, scaled
 from scalewise.predict.memory import profile_footprint
 from scalewise.predict.predictor import Predictor
 from scalewise.published.stevens import STUDY_MODELS, load_seconds_per_clip, stevens_profile
@@ -70,7 +70,7 @@ def test_gradients_become_ready_from_the_last_layer_in_proportion_to_flops() -> 
 
 
 def test_one_cell_is_enough_to_fit_a_link() -> None:
-    truth = BOX.with_link("devices", 5.0)
+    truth = scaled(BOX, "devices", 5.0 / BOX.links[0].GBps)
     profile = stevens_profile("linear")
     measured = Predictor(profile, truth).predict(THREADS, 2, 50).seconds
     fit = fit_link(

@@ -6,10 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from scalewise.published.gpu_steps import load_data_parallel
 from scalewise.published.tables import load_small
 from scalewise.reporting.page_cells import FITTED, study_fit
 from scalewise.strategies.plan import Footprint
-from scalewise.validation.multi_gpu import catalogue_table
+from scalewise.validation.multi_gpu import (
+    CLUSTERS,
+    catalogue_table,
+    data_parallel_tables,
+    fit_without,
+    fitted_table,
+)
 from scalewise.validation.scores import Cell, Choices, Table, choices_of, decisions_of, errors_of, threshold_decisions
 from scalewise.validation.small_tables import Stages, small_tables, stevens_tables
 
@@ -110,9 +117,54 @@ def test_errors_on_tensorflow_are_below_naive_rules() -> None:
     assert errors.median < min(table.baseline_error(name) for name in table.baselines)
 
 
-def test_intervals_contain_about_90_percent() -> None:
-    for table in (catalogue_table(), stevens_tables()[0], *small_tables()):
-        assert 85 < table.inside_percent < 97, table.name
+def test_errors_on_tensorflow_with_links_fitted_to_other_models() -> None:
+    table = fitted_table()
+    assert len(table.cells) == 150
+    assert errors_of(table.cells).median < 3.5
+    assert errors_of(table.cells).worst < 35
+
+
+@pytest.mark.slow
+def test_errors_and_decisions_on_data_parallel() -> None:
+    """No constant is fitted to the scored machine, or two constants to other models on it."""
+    others, three_gpus, fitted = data_parallel_tables()
+    assert (len(others.cells), len(three_gpus.cells), len(fitted.cells)) == (921, 94, 921)
+    assert errors_of(others.cells).median < 12
+    assert errors_of(others.cells).p90 < 25
+    assert errors_of(fitted.cells).median < 6.5
+    for table, found, right in ((others, 60, 75), (fitted, 75, 85)):
+        slower = threshold_decisions(table.cells)["slower than one device"]
+        assert slower.recall_percent is not None
+        assert slower.precision_percent is not None
+        assert slower.recall_percent > found
+        assert slower.precision_percent > right
+        assert_intervals_hold(table)
+    assert_intervals_hold(three_gpus)
+
+
+@pytest.mark.parametrize("gpu", CLUSTERS)
+def test_constants_of_data_parallel_are_not_fitted_to_the_scored_machine(
+    gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = load_data_parallel()
+    disturbed = tuple(replace(row, seconds=5 * row.seconds) if row.gpu == gpu else row for row in rows)
+    expected = fit_without(gpu)
+    monkeypatch.setattr("scalewise.validation.multi_gpu.load_data_parallel", lambda: disturbed)
+    fit_without.cache_clear()
+    assert fit_without(gpu) == expected
+    fit_without.cache_clear()
+
+
+def assert_intervals_hold(table: Table) -> None:
+    assert 85 < table.inside_percent < 97, table.name
+    half = table.inside_low_efficiency_percent
+    assert half is not None
+    assert half > 80, table.name
+
+
+def test_intervals_contain_about_90_percent_and_four_fifths_of_the_least_efficient_half() -> None:
+    for table in (catalogue_table(), fitted_table(), stevens_tables()[0], *small_tables()):
+        assert_intervals_hold(table)
 
 
 def test_cells_near_a_threshold_are_counted_apart() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -163,13 +163,6 @@ class Cluster:
             and measured.from_bytes <= bytes
         ]
         return max(matches, key=lambda measured: measured.from_bytes, default=None)
-
-    def with_link(self, between: Between, GBps: float) -> Cluster:
-        """Return a copy with the fitted bandwidth of a link and without measured operations."""
-        links = tuple(
-            replace(link, GBps=GBps, source="fitted") if link.between == between else link for link in self.links
-        )
-        return replace(self, links=links, measured=(), knowledge="fitted")
 
 
 if sys.version_info >= (3, 11):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scalewise.hardware.catalogue import cluster_of
-from scalewise.hardware.cluster import Between, Cluster
+from scalewise.hardware.cluster import Cluster
 from scalewise.hardware.collectives import Backend, Collective
 from scalewise.hardware.transfers import Send
-from scalewise.predict.calibration import fit_link
 from scalewise.predict.collective_seconds import collective_seconds, link_bytes
 from scalewise.predict.link_factors import MeasuredStep, calibrate_links, class_of, with_factors
 from scalewise.predict.memory import profile_footprint
@@ -366,14 +365,6 @@ SPECIFIED_GBps = {"8x-p100-nvlink": 20.0, "8x-k80": 15.75, "8x-k80-gce": 15.75}
 """Specified bandwidth of NVLink 1.0 and PCIe 3.0 x16."""
 SPECIFIED_NETWORK_GBps = 1.25
 ROUNDS = 2
-LINKS: dict[str, Between] = {
-    "variables on host": "host-device",
-    "variables on devices": "devices",
-    "replicated by NCCL": "devices",
-    "replicated by copies": "devices",
-    "distributed servers": "hosts",
-}
-"""Link that each placement of variables uses."""
 Alone = dict[tuple[str, ...], float]
 """Step seconds of one GPU, by series."""
 
@@ -412,18 +403,19 @@ def fitted_table() -> Table:
         fitting = _largest_runs([row for row in series if row.model != model])
         if not fitting:
             continue
-        GBps = _fit(fitting, alone)
+        steps = [_tensorflow_step(row, alone) for row in fitting]
+        fitted = calibrate_links(_tensorflow_cluster(fitting[0]), steps).cluster
         for row in series:
             if row.model == model:
                 # Links fitted to other models are less certain than measured ones.
-                cluster = replace(_tensorflow_cluster(row).with_link(LINKS[variables], GBps), knowledge="catalogue")
+                cluster = replace(fitted, hosts=row.hosts, knowledge="catalogue")
                 cells.append(_tensorflow_cell(row, alone[row.series], cluster))
                 names.append(variables)
     return Table(
         "tensorflow, fitted",
         cells,
         "other models",
-        "each machine's link, on its other models; overlap and slowdown as in tensorflow",
+        "each machine's links, on the largest runs of its other models; overlap and slowdown as in tensorflow",
         SOURCE.citation,
         {"median": 3.5},
         by(cells, names),
@@ -438,22 +430,15 @@ def _largest_runs(rows: list[TensorFlowRow]) -> list[TensorFlowRow]:
     return list(largest.values())
 
 
-def _fit(rows: list[TensorFlowRow], alone: Alone) -> float:
-    between = LINKS[rows[0].variables]
+def _tensorflow_step(row: TensorFlowRow, alone: Alone) -> MeasuredStep:
+    batch, layout = row.devices * row.batch_per_device, Layout((row.devices // row.hosts,) * row.hosts)
+    strategy, one_gpu_seconds = strategy_for(row.variables, row.hosts), alone[row.series]
 
-    def cell(row: TensorFlowRow) -> Callable[[Cluster], float]:
-        def predicted(cluster: Cluster) -> float:
-            GBps = next(link.GBps for link in cluster.links if link.between == between)
-            tried = _tensorflow_cluster(row).with_link(between, GBps)
-            layout = Layout((row.devices // row.hosts,) * row.hosts)
-            predictor = _tensorflow_predictor(row, alone[row.series], tried)
-            batch = row.devices * row.batch_per_device
-            return predictor.simulate(strategy_for(row.variables, row.hosts), row.devices, batch, layout).step_seconds
+    def predicted(cluster: Cluster) -> float:
+        predictor = _tensorflow_predictor(row, one_gpu_seconds, replace(cluster, hosts=row.hosts))
+        return predictor.simulate(strategy, row.devices, batch, layout).step_seconds
 
-        return predicted
-
-    measured = [row.step_seconds for row in rows]
-    return fit_link(_tensorflow_cluster(rows[0]), between, [cell(row) for row in rows], measured).GBps
+    return MeasuredStep(row.model, row.step_seconds, one_gpu_seconds, predicted, row.model)
 
 
 def _tensorflow_cluster(row: TensorFlowRow) -> Cluster:

@@ -129,8 +129,8 @@ LEGEND = (
     "bytes rule: median error of linear scaling, and of linear scaling plus bytes over the specified bandwidth."
 )
 DECISION_LEGEND = (
-    "found: cells predicted beyond the threshold, of those measured beyond it. right: of all predicted. Cells measured "
-    "within 5% of a threshold are counted only in the last column."
+    "found: cells predicted beyond the threshold, of those measured beyond it. right: percent of the predicted cells "
+    "that are measured beyond it. Cells measured within 5% of a threshold are counted only in the last column."
 )
 BASELINES = ("linear scaling", "bytes / specification")
 
@@ -214,7 +214,7 @@ def _baseline(table: Table, name: str) -> str:
 
 def _decision_grid(tables: Sequence[Table]) -> Grid:
     """Three decisions per table."""
-    grid = Grid(box=None, header_style="dim", pad_edge=False, padding=(0, 3, 0, 0))
+    grid = Grid(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
     grid.add_column("\n\ntable", no_wrap=True)
     for heading in ("slower than\none device", "below 70%\nefficiency", "below 90%\nefficiency"):
         grid.add_column(f"{heading}\nfound right", justify="right", no_wrap=True)
@@ -223,10 +223,14 @@ def _decision_grid(tables: Sequence[Table]) -> Grid:
         decisions = list(threshold_decisions(table.cells).values())
         if not decisions:
             continue
-        figures = [f"{one.foreseen}/{one.measured} {one.foreseen}/{one.alarms}" for one in decisions]
+        figures = [f"{one.foreseen}/{one.measured} {_percent_text(one.precision_percent):>4}" for one in decisions]
         near = f"{sum(one.near_right for one in decisions)}/{sum(one.near for one in decisions)}"
         grid.add_row(Text(table.name, "bold"), *figures, near)
     return grid
+
+
+def _percent_text(percent: float | None) -> str:
+    return "-" if percent is None else f"{percent:.0f}%"
 
 
 def _figures(cells: Sequence[Cell]) -> list[str]:
@@ -251,6 +255,8 @@ def _note(table: Table) -> Text:
     choices = choices_of(table.cells)
     if choices.of:
         note.append(f"best strategy predicted in {choices.right} of {choices.of} choices, ")
+    if (half := table.inside_low_efficiency_percent) is not None:
+        note.append(f"{half:.0f}% inside in the less efficient half, ")
     return note.append(f"fitted: {table.fitted}.")
 
 
