@@ -195,6 +195,11 @@ def test_a_cells_timeline_shows_measured_above_predicted(measured_folder: Path, 
     assert f"for {1000 * cell['phases'][reduce]:.3g} ms" in tips[0]
     names = opened.contents("[data-chart=timeline] svg text")
     assert {"slowest device", "device 0", "device 1", "device 0, transfers"} <= set(names)
+    mirrored = next(c["number"] for c in opened.cells if (c["strategy"], c["devices"]) == ("mirrored", 2))
+    opened.page.locator(f"tr[data-cell='{mirrored}'] button").click()
+    names = opened.contents("[data-chart=timeline] svg text")
+    assert [names.count(name) for name in ("slowest device", "device 1", "device 1, transfers")] == [0, 2, 2]
+    assert "One measured step is shown" in opened.text("[data-chart=timeline] figcaption p")
     first = opened.page.locator("[data-chart=timeline] rect[data-phase=forward]").first
     before = float(first.get_attribute("width") or 0)
     opened.page.locator("[data-chart=timeline]").get_by_role("button", name="Zoom in").click()
@@ -240,7 +245,7 @@ def test_links_are_coloured_by_their_use(advice: Path, open_page: Open) -> None:
     opened = open_page(advice)
     detail = next(c for c in opened.cells if c["strategy"] == "mirrored" and c["devices"] == 8)["detail"]
     shape = opened.document["topologies"][opened.document["details"][detail]["topology"]]
-    assert opened.contents("[data-chart=topology] svg text").count("device 7") == 1
+    assert opened.contents("[data-chart=topology] svg text").count("device 7 · 94%") == 1
     link = shape["hosts"][0]["links"][0]
     use = opened.document["details"][detail]["use"][link["ends"][0]] / 1000
     drawn = opened.page.eval_on_selector_all(
@@ -248,7 +253,9 @@ def test_links_are_coloured_by_their_use(advice: Path, open_page: Open) -> None:
         "wires => wires.map(wire => [+wire.dataset.use, wire.getAttribute('stroke')])",
     )
     assert [use, "var(--use1)"] in drawn
-    assert any(f"nvlink, 20 GB/s · {use:.0%}" in text for text in opened.contents("[data-chart=topology] svg text"))
+    assert any(
+        f"nvlink, 20 GB/s · busy {use:.0%}" in text for text in opened.contents("[data-chart=topology] svg text")
+    )
 
 
 def test_advice_compares_three_clusters(advice: Path, open_page: Open) -> None:
@@ -256,10 +263,14 @@ def test_advice_compares_three_clusters(advice: Path, open_page: Open) -> None:
     assert opened.text(".verdict .sentence") == opened.document["verdict"]["sentence"]
     rows = [row.split("\t") for row in opened.texts("[data-table=comparison] tbody tr")]
     for row, entry in zip(rows, opened.document["comparison"], strict=True):
-        assert row[0] == entry["cluster"]
-        assert row[4] == f"{entry['time'] / 3600:.3g} h"
-        assert row[6] in (f"${entry['cost']:.0f}", f"${entry['cost']:,.0f}", f"${entry['cost']:.2f}")
-    assert ["recommended" in row[-1] for row in rows] == [True, False, False]
+        assert row[0].splitlines()[0] == entry["cluster"]
+        time, interval = row[4].splitlines()
+        assert time == f"{entry['time'] / 3600:.3g} h"
+        assert interval == f"{entry['time_low'] / 3600:.3g} to {entry['time_high'] / 3600:.3g} h"
+        cost = row[5].splitlines()[0]
+        assert cost in (f"${entry['cost']:.0f}", f"${entry['cost']:,.0f}", f"${entry['cost']:.2f}")
+    assert ["recommended" in row[0] for row in rows] == [True, False, False]
+    assert f"The sections below are about {opened.document['cluster']}." in opened.text("#comparison .lead")
 
 
 def test_a_notebook_shows_the_page(folder: Path, browser: Browser) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from scalewise.advice.advise import advise
 from scalewise.core.statistics import Interval
+from scalewise.core.timeline import Lane, RecordedStep
 from scalewise.formats.profile import ProfileDocument
 from scalewise.formats.store import Environment, Measurement
 from scalewise.formats.train_result import BytesPerStep
@@ -38,9 +39,18 @@ def timed(strategy: str, devices: int, batch: int, seconds: float, **more: Any) 
         "bytes_per_step": BytesPerStep(planned=1, traced=1, busiest=48_000_000 if devices > 1 else 0),
         "peak_memory_bytes": 300_000_000 + 1_000_000 * batch // devices,
         "environment": MACHINE.id,
+        "timeline": recorded(seconds) if (strategy, devices) == ("mirrored", 2) else None,
         **more,
     }
     return measured(strategy, devices, batch, seconds, **fields)
+
+
+def recorded(seconds: float) -> RecordedStep:
+    """Return a recorded step of two devices, in which a bucket is reduced beside backward."""
+    computing = [("load", 0, 1000), ("forward", 1000, 3000), ("backward", 4000, 3000), ("reduce", 7000, 2000)]
+    computing.append(("update", 9000, 1000))
+    lanes = [Lane(rank, "compute", computing) for rank in (0, 1)]
+    return RecordedStep(seconds, [*lanes, Lane(0, "network", [("reduce", 5000, 4000)])])
 
 
 def grid(
@@ -59,6 +69,7 @@ def grid(
         "reason": "rank 1: full",
         "step_seconds": None,
         "phases": {},
+        "timeline": None,
         "peak_memory_bytes": None,
     }
     return [*cells, timed("mirrored", counts[-1], 2 * batches[-1], 1.0, **{**full, **more})]

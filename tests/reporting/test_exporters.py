@@ -11,7 +11,7 @@ import pytest
 
 from scalewise.core.errors import UserError
 from scalewise.reporting.exporters import Exports, cells_of, shown_cell
-from scalewise.reporting.page_document import page_of_tuning
+from scalewise.reporting.page_document import page_of_measurements, page_of_tuning
 from scalewise.reporting.report import report
 from tests.reporting.example_pages import MACHINE, grid, grid_page, tune_document
 from tests.reporting.test_report import stored
@@ -44,6 +44,24 @@ def test_a_trace_has_the_measured_phases_and_the_predicted_lanes_of_the_best_cel
         1e6 * best["predicted_step"], rel=1e-3
     )
     assert {f"device {number}" for number in range(best["devices"])} <= {event["tid"] for event in predicted}
+
+
+def test_a_trace_has_the_recorded_step_if_there_is_one(tmp_path: Path) -> None:
+    cells = [cell for cell in grid() if cell.devices == 1 or (cell.strategy, cell.devices) == ("mirrored", 2)]
+    page = page_of_measurements("Report", cells, {MACHINE.id: MACHINE})
+    best = shown_cell(page)
+    assert best is not None
+    [path] = Exports(trace=tmp_path / "step.json").write(page)
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {(event["pid"], event["tid"]) for event in events} == {
+        ("measured", f"device {rank}{lane}") for rank in (0, 1) for lane in ("", ", transfers")
+    }
+    [beside] = [event for event in events if event["tid"] == "device 0, transfers"]
+    assert (beside["name"], beside["ts"], beside["dur"]) == (
+        "reduce",
+        pytest.approx(0.5e6 * best["step"]),
+        pytest.approx(0.4e6 * best["step"]),
+    )
 
 
 def test_a_page_without_steps_has_no_trace(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from scalewise.advice.advise import advise
 from scalewise.core.statistics import Interval
-from scalewise.core.timeline import PHASES
+from scalewise.core.timeline import MOST_SPANS, PHASES, Lane, RecordedStep
 from scalewise.formats.store import Measurement
 from scalewise.published.stevens import stevens_environment, stevens_measurements
 from scalewise.reporting.finding import ExperimentResult
@@ -190,13 +191,16 @@ def test_every_link_of_the_menu_has_its_section(measured_page: Page) -> None:
     assert set(links) - {"#main"} == {f"#{name}" for name in parsed.ids("section")} - {"#verdict"}
 
 
-def test_1000_cells_stay_below_3_MB() -> None:
-    cells = many_cells(1_000)
+def test_1000_cells_stay_below_3_MB_also_with_recorded_steps_of_the_largest_size() -> None:
+    spans = [(PHASES[number % 12], 100 * (number % 100), 100) for number in range(MOST_SPANS)]
+    step = RecordedStep(0.1, [Lane(0, "compute", spans[:100]), Lane(1, "compute", spans[100:])])
+    cells = [replace(cell, timeline=step) for cell in many_cells(1_000)]
     environments = {MACHINE.id: MACHINE}
     predictions, _ = predict_cells(cells, environments, outline)
     assert len(predictions) > 800
     page = page_of_measurements("Report", cells, environments, predictions)
     assert len(page["cells"]["rows"]) == 1_000
+    assert 100 < len(page["recorded"]) < 1_000
     assert len(html_of(page)) < 3_000_000
 
 

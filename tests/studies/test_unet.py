@@ -26,7 +26,6 @@ from scalewise.studies.unet_runs import (
     headline,
     phases_by_rank,
     sweep_words,
-    typical_step,
 )
 
 ALONE = StrategyRun(10.0, 0.100, ({"forward": 0.040, "backward": 0.060},), 0, 36_000_000, 36_000_000)
@@ -188,16 +187,6 @@ def test_recorded_phases_are_scaled_to_the_measured_step() -> None:
     assert [pytest.approx((span.start, span.seconds)) for span in run.step] == [(0.0, 0.2 / 3), (0.1 / 3, 0.1)]
     [remark] = apart({"mirrored": run, "single": as_measured(RUNS["single"])})
     assert remark.startswith("A step of data parallel took 200 ms in the run that recorded its phases but 100 ms when")
-
-
-def test_the_drawn_step_has_the_median_duration_and_starts_at_0() -> None:
-    spans = [Span(rank, "forward", 10.0 * step + rank, 1.0 + step, step=step) for step in (0, 1, 2) for rank in (0, 1)]
-    assert typical_step(Timeline(tuple(spans))) == (
-        Span(0, "forward", 0.0, 2.0, step=1),
-        Span(1, "forward", 0.0, 2.0, step=1),
-    )
-    near = [replace(span, start=span.start - 0.5 * span.rank) for span in spans]
-    assert [span.start for span in typical_step(Timeline(tuple(near)))] == [0.0, 0.5]
 
 
 def test_work_before_the_start_of_the_first_device_is_drawn_at_the_end() -> None:

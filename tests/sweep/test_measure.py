@@ -58,6 +58,25 @@ def test_healthy_cells_have_times(swept: MeasureResult) -> None:
     assert two.bytes_per_step.traced == two.bytes_per_step.planned > 0
 
 
+@pytest.mark.slow
+def test_healthy_cells_have_a_recorded_step_with_the_transfers_of_every_device(swept: MeasureResult) -> None:
+    cells = by_cell(swept.measurements)
+    one, two = cells["float32", "single", 1, 8].timeline, cells["float32", "mirrored", 2, 8].timeline
+    assert one is not None
+    assert [(lane.rank, lane.lane) for lane in one.lanes] == [(0, "compute")]
+    assert {phase for phase, _, _ in one.lanes[0].spans} >= {"forward", "backward"}
+    assert two is not None
+    assert [(lane.rank, lane.lane) for lane in two.lanes] == [
+        (0, "compute"),
+        (0, "network"),
+        (1, "compute"),
+        (1, "network"),
+    ]
+    for lane in two.lanes:
+        assert {phase for phase, _, _ in lane.spans} >= ({"reduce"} if lane.lane == "network" else {"forward"})
+    assert by_cell(Store.read(swept.folder))["float32", "mirrored", 2, 8].timeline == two
+
+
 def test_failures_are_recorded_with_their_reason_and_the_sweep_continues(swept: MeasureResult) -> None:
     cells = by_cell(swept.measurements)
     failed = {name: cells[name, "mirrored", 2, 8] for name in ("out_of_memory", "killed", "raises")}
@@ -208,6 +227,9 @@ def test_asynchronous_cells_are_measured_by_their_updates(tmp_path: Path) -> Non
     assert cell.step_seconds is not None
     assert cell.epoch_seconds is not None
     assert cell.step_seconds.n >= 6
+    assert cell.timeline is not None
+    assert {lane.rank for lane in cell.timeline.lanes} == {0, 1}
+    assert {"pull", "push", "backward"} <= {phase for lane in cell.timeline.lanes for phase, _, _ in lane.spans}
 
 
 @pytest.mark.skipif(emulated_hosts.obstacle() is not None, reason=emulated_hosts.obstacle() or "")

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from scalewise.core.errors import RunFailed, UserError, in_our_words
 from scalewise.core.files import open_unlinked, read_limited, sole_writer, write_atomically
 from scalewise.core.statistics import Interval
+from scalewise.core.timeline import RecordedStep
 from scalewise.formats.train_result import BytesPerStep
 
 SCHEMA: Final = 1
@@ -69,6 +70,8 @@ class Measurement:
     phases: dict[str, float] = field(default_factory=dict)
     bytes_per_step: BytesPerStep | None = None
     peak_memory_bytes: int | None = None
+    timeline: RecordedStep | None = None
+    """One recorded step of all devices."""
     status: Status = "ok"
     reason: str | None = None
     """Reason for a status other than 'ok'."""

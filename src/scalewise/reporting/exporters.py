@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalewise.core.errors import UserError
 from scalewise.core.files import check_writable, make_out_folder, write_atomically
-from scalewise.reporting.step_picture import TICKS
+from scalewise.core.timeline import TICKS
 
 if TYPE_CHECKING:
     from scalewise.reporting.page_cells import Cell
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 IDENTITY = ("workload", "strategy", "device_kind", "hosts", "link", "precision", "execution", "machine", "cluster")
 """Entries that name a cell, apart from devices and batch."""
-NOT_EXPORTED = ("detail", "phases", "predicted_phases")
+NOT_EXPORTED = ("detail", "recorded", "phases", "predicted_phases")
 """Entries that are lists or numbers of lists; phases are exported as one number each."""
 
 
@@ -109,7 +109,10 @@ def shown_cell(page: Page) -> Cell | None:
 
 
 def _measured_events(page: Page, cell: Cell) -> Iterator[dict[str, Any]]:
-    """Yield the measured phases of the slowest device, one after the other."""
+    """Yield the recorded step, or else the measured phases of the slowest device, one after the other."""
+    if cell.get("recorded") is not None:
+        yield from _timeline_events(page, page["recorded"][cell["recorded"]], "measured")
+        return
     start = 0.0
     for phase, seconds in zip(page["phases"], cell.get("phases") or [], strict=False):
         if seconds:
@@ -118,14 +121,16 @@ def _measured_events(page: Page, cell: Cell) -> Iterator[dict[str, Any]]:
 
 
 def _predicted_events(page: Page, cell: Cell) -> Iterator[dict[str, Any]]:
-    detail = page["details"][cell["detail"]]["timeline"] if cell.get("detail") is not None else None
-    if detail is None:
-        return
-    unit = detail["seconds"] / TICKS
-    for name, _, number in detail["lanes"]:
-        flat = detail["spans"][number]
+    if cell.get("detail") is not None:
+        yield from _timeline_events(page, page["details"][cell["detail"]]["timeline"], "predicted")
+
+
+def _timeline_events(page: Page, timeline: Mapping[str, Any], process: str) -> Iterator[dict[str, Any]]:
+    unit = timeline["seconds"] / TICKS
+    for name, _, number in timeline["lanes"]:
+        flat = timeline["spans"][number]
         for phase, start, length in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
-            yield _event("predicted", name, page["phases"][phase], start * unit, length * unit)
+            yield _event(process, name, page["phases"][phase], start * unit, length * unit)
 
 
 def _event(process: str, lane: str, phase: str, start: float, seconds: float) -> dict[str, Any]:

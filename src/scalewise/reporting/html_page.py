@@ -148,7 +148,8 @@ def _parts(page: Page, scripts: Sequence[str], figures: Sequence[Path]) -> Itera
         yield '<div id="filter" class="controls"></div>\n'
     for name, heading, _, introduction in SECTIONS:
         if _is_filled(page, name):
-            yield _section(name, heading, f'<p class="lead">{introduction}</p>' if introduction else "")
+            about = f" The sections below are about {escape(page['cluster'])}." if name == "comparison" else ""
+            yield _section(name, heading, f'<p class="lead">{introduction}{about}</p>' if introduction else "")
     yield _findings(page)
     yield _figures(figures)
     yield _environment(page)
@@ -280,5 +281,5 @@ def _environment(page: Page) -> str:
         )
         parts.append(f"<h3>{escape(environment['machine'])}</h3><dl>{entries}</dl>")
     if notes:
-        parts.append(f"<h3>Origin of the predictions</h3>{_listing(notes)}")
+        parts.append(f"<h3>{page.get('notes_heading', 'Origin of the predictions')}</h3>{_listing(notes)}")
     return f'<section id="environment" aria-labelledby="environment-title">{"".join(parts)}</section>\n'

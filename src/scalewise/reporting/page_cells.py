@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from scalewise.core.errors import UserError
-from scalewise.core.timeline import PHASES
+from scalewise.core.timeline import BETWEEN_DEVICES, PHASES, RecordedStep
 from scalewise.formats.profile import ProfileDocument
 from scalewise.formats.store import Environment, Measurement
 from scalewise.hardware.catalogue import cluster_of
@@ -200,9 +200,10 @@ CELL_COLUMNS = (
     "execution", "machine", "cluster", "weak_batch", "status", "reason", "flags", "once",
     *(name + end for name in RANGES for end in ("", "_low", "_high")),
     "memory", "predicted_memory", "capacity", "fits", "exact", "bottleneck", "known", "cost", "bytes", "phases",
-    "predicted_phases", "detail",
+    "predicted_phases", "detail", "recorded",
 )  # fmt: skip
-"""Names of the entries. `detail` is the number of the cell's timeline and topology."""
+"""Names of the entries. `detail` is the number of the cell's predicted timeline and topology, `recorded` that of its
+measured timeline."""
 
 Cell = dict[str, Any]
 
@@ -276,7 +277,32 @@ def _identity(measurement: Measurement) -> Cell:
         "memory": measurement.peak_memory_bytes,
         "bytes": measurement.bytes_per_step.busiest if measurement.bytes_per_step else None,
         "phases": phase_list(measurement.phases),
+        "recorded": recorded_timeline(measurement.timeline) if measurement.timeline else None,
     }
+
+
+def recorded_timeline(step: RecordedStep) -> dict[str, Any]:
+    """Return a recorded step in the format of `step_picture.timeline_document`, with a lane of transfers per device.
+
+    A transfer is either recorded beside the computation or a phase in which the device waits for it.
+    """
+    lanes: list[list[object]] = []
+    flat: list[list[int]] = []
+
+    def add(name: str, kind: str, spans: Iterable[tuple[str, int, int]]) -> None:
+        numbers = [number for phase, start, length in spans for number in (PHASES.index(phase), start, length)]
+        if numbers:
+            lanes.append([name, kind, len(flat)])
+            flat.append(numbers)
+
+    for rank in sorted({lane.rank for lane in step.lanes}):
+        spans = {lane.lane: lane.spans for lane in step.lanes if lane.rank == rank}
+        computing, beside = spans.get("compute", []), spans.get("network", [])
+        recorded = {phase for phase, _, _ in beside}
+        waiting = [span for span in computing if span[0] in BETWEEN_DEVICES - recorded]
+        add(f"device {rank}", "device", computing)
+        add(f"device {rank}, transfers", "link", sorted([*beside, *waiting], key=lambda span: span[1]))
+    return {"seconds": step.seconds, "lanes": lanes, "spans": flat, "hidden_devices": 0}
 
 
 def phase_list(phases: Mapping[str, float] | None) -> list[float] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import date
+from datetime import date, datetime
 from statistics import median
 from typing import Any
 
@@ -22,6 +22,9 @@ ROUGH, VAGUE = 0.1, 0.5
 """Relative uncertainty of a speed-up from which the verdict gives its interval, and from which it leaves it open."""
 NAMED_WORKLOADS = 3
 """Largest number of workloads that the verdict names one by one."""
+
+MOST_RECORDED_BYTES = 700_000
+"""Room for recorded steps in a page; cells after that show their phases only."""
 
 Page = dict[str, Any]
 """Document of a page. Its keys are the sections; a section without data is missing."""
@@ -70,6 +73,7 @@ def page_of_advice(advice: Mapping[str, Any], pictures: Mapping[int, Mapping[str
     if comparison := advice.get("comparison"):
         page["comparison"] = [_compared(advice["workload"], entry) for entry in comparison]
         page["recommended"] = verdict.get("recommended")
+        page["cluster"] = advice["cluster"]
         page["verdict"] |= _verdict_of_comparison(page["comparison"], verdict, advice["cluster"])
     return page
 
@@ -79,12 +83,14 @@ def page_of_tuning(tune: Mapping[str, Any]) -> Page:
     trials = [{**trial, "label": trial.get("label") or options_text(trial["options"])} for trial in tune["trials"]]
     number = _best_trial(tune)
     versions = {f"{name} version": str(version) for name, version in (tune.get("versions") or {}).items()}
-    entries = {
-        name.replace("_", " "): str(tune[name]) for name in ("data", "precision", "measured_at") if tune.get(name)
-    }
+    entries = {name: str(tune[name]) for name in ("data", "precision") if tune.get(name)}
+    if measured_at := tune.get("measured_at"):
+        entries["measured"] = time_text(measured_at)
+    device = tune["device"] if tune["device"].startswith("one ") else f"one {tune['device']}"
     page = _page(f"Tuning of {tune['workload']}", []) | {
-        "tuning": rounded({**tune, "trials": trials, "best": number}),
+        "tuning": rounded({**tune, "trials": trials, "best": number, "device": device}),
         "notes": list(tune.get("notes") or []),
+        "notes_heading": "Notes",
         "environments": [{"machine": tune["device"], "entries": {**entries, **versions}}],
     }
     timed = [trial for trial in trials if trial.get("step_seconds")]
@@ -94,7 +100,7 @@ def page_of_tuning(tune: Mapping[str, Any]) -> Page:
     elif number is not None and trials[0] in timed and trials[number] in timed:
         best = trials[number]
         gain = best.get("speedup") or trials[0]["step_seconds"]["median"] / best["step_seconds"]["median"]
-        faster = f"{best['label']} trains {gain:.2f}x as fast as plain eager mode on one {tune['device']}."
+        faster = f"{best['label']} trains {gain:.2f}x as fast as plain eager mode on {device}."
         page["verdict"] = {
             "figure": f"{gain:.2f}x",
             "caption": "over plain eager mode",
@@ -131,6 +137,11 @@ def options_text(options: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "eager"
 
 
+def time_text(moment: str) -> str:
+    """Write an ISO 8601 time in UTC for readers: '2026-11-19 23:35 UTC'."""
+    return f"{datetime.fromisoformat(moment):%Y-%m-%d %H:%M} UTC"
+
+
 def _best_trial(tune: Mapping[str, Any]) -> int | None:
     """Return the number of the best trial of a `tune` document, which stores the trial, its options or its number."""
     best = tune.get("best")
@@ -150,6 +161,7 @@ def _page(title: str, cells: Sequence[Cell]) -> Page:
     }
     if cells:
         page["details"], page["topologies"] = _details(cells)
+        page["recorded"] = _recorded(cells)
         page["cells"] = as_table(cells)
     return page
 
@@ -166,6 +178,20 @@ def _details(cells: Sequence[Cell]) -> tuple[list[Any], list[Any]]:
             details.append({"timeline": rounded(picture["timeline"]), "topology": number, "use": picture["use"]})
             cell["detail"] = len(details) - 1
     return details, [json.loads(text) for text in topologies]
+
+
+def _recorded(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Move recorded steps of cells, as many as the page has room for, to a list and replace them by their numbers."""
+    steps: list[dict[str, Any]] = []
+    room = MOST_RECORDED_BYTES
+    for cell in cells:
+        if step := cell.pop("recorded", None):
+            step = rounded(step)
+            room -= len(json.dumps(step))
+            if room > 0:
+                cell["recorded"] = len(steps)
+                steps.append(step)
+    return steps
 
 
 def _tone(gain: float) -> str:
@@ -300,7 +326,7 @@ def _advice_entries(advice: Mapping[str, Any]) -> dict[str, Any]:
     entries = {
         "profiled device": profile.get("device"),
         "parameters": f"{profile['parameter_bytes'] / 1e6:,.1f} MB" if profile.get("parameter_bytes") else None,
-        "samples per epoch": profile.get("samples_per_epoch"),
+        "samples per epoch": f"{profile['samples_per_epoch']:,}" if profile.get("samples_per_epoch") else None,
         "profiled batches": ", ".join(map(str, profile.get("batches", []))),
         "execution": profile.get("execution"),
     }
@@ -319,7 +345,7 @@ def _environments(measurements: Sequence[Measurement], environments: Mapping[str
                 dict.fromkeys([min(m.started for m in members)[:10], max(m.started for m in members)[:10]])
             ),
             "data": environment.data,
-            "samples per epoch": str(environment.samples_per_epoch or ""),
+            "samples per epoch": f"{environment.samples_per_epoch:,}" if environment.samples_per_epoch else "",
             "protocol": ", ".join(sorted({one.protocol for one in members})),
             "optimizer": ", ".join(sorted({one.optimizer for one in members})),
             **{f"{name} version": str(version) for name, version in environment.versions.items()},

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
-from scalewise.core.timeline import PHASES, Span
+from scalewise.core.timeline import PHASES, SHOWN_RANKS, SHOWN_ROUNDS, Span, in_ticks
 from scalewise.hardware.cluster import Cluster, Link
 from scalewise.hardware.transfers import Send
 from scalewise.predict.collective_seconds import link_bytes
@@ -18,12 +18,6 @@ from scalewise.strategies.plan import Operation, alike_sends, sends_among
 
 PICTURES = 1_000
 """Largest number of pictures in a page, so that it stays small."""
-TICKS = 10_000
-"""Times of a timeline are whole numbers of this fraction of its length."""
-NARROWEST = 20
-"""Ticks below which a span is drawn as a part of its neighbour."""
-SHOWN_RANKS = 16
-"""Largest number of ranks in a timeline."""
 SHOWN_HOSTS = 4
 """Largest number of hosts in a picture of a cluster; others are mentioned."""
 EVERY_SEND = 16
@@ -31,8 +25,6 @@ EVERY_SEND = 16
 WAYS: tuple[Way, ...] = ("out", "in", "both")
 COMPUTING = frozenset({"load", "forward", "loss", "backward", "update"})
 Owner = Literal["rank", "host"]
-SHOWN_ROUNDS = 3
-"""Rounds of asynchronous workers in a timeline."""
 
 
 def step_picture(
@@ -83,7 +75,7 @@ def timeline_document(spans: Sequence[Span], seconds: float, workers: int) -> di
         simulated = _representative(rank, ranks)
         name = f"device {rank}" if rank < workers else f"server {rank - workers}"
         for lane, kind in (("compute", "device"), ("network", "link")):
-            flat = tuple(_flat(by_lane.get((simulated, lane), []), seconds))
+            flat = _flat(by_lane.get((simulated, lane), []), seconds)
             if flat:
                 title = f"{name}, transfers" if kind == "link" else name
                 lanes.append([title, kind, numbers.setdefault(flat, len(numbers))])
@@ -100,18 +92,11 @@ def _representative(rank: int, simulated: Sequence[int]) -> int:
     return max((other for other in simulated if other <= rank), default=rank)
 
 
-def _flat(spans: Iterable[Span], seconds: float) -> Iterator[int]:
-    """Yield phase, start and length of each span in ticks, joining neighbours of one phase and very narrow spans."""
-    joined: list[list[int]] = []
-    for span in sorted(spans, key=lambda span: span.start):
-        start, end = (round(min(time, seconds) / seconds * TICKS) for time in (span.start, span.start + span.seconds))
-        phase = PHASES.index(span.phase)
-        if joined and start <= joined[-1][2] + NARROWEST / 2 and (joined[-1][0] == phase or end - start < NARROWEST):
-            joined[-1][2] = max(joined[-1][2], end)
-        elif end > start:
-            joined.append([phase, start, end])
-    for phase, start, end in joined:
-        yield from (phase, start, end - start)
+def _flat(spans: Iterable[Span], seconds: float) -> tuple[int, ...]:
+    """Return phase, start and length of each span in ticks, one after the other."""
+    return tuple(
+        number for phase, start, length in in_ticks(spans, seconds) for number in (PHASES.index(phase), start, length)
+    )
 
 
 def _busy(spans: Iterable[Span], seconds: float, workers: int) -> dict[int, float]:

@@ -14,6 +14,7 @@ import torch
 
 from scalewise.core.errors import RunFailed
 from scalewise.core.files import write_atomically
+from scalewise.core.timeline import typical_step
 from scalewise.core.units import bytes_text, seconds_text
 from scalewise.formats.store import Measurement, Store
 from scalewise.launch.cpu_cores import allowed_cores
@@ -38,7 +39,6 @@ from scalewise.studies.unet_runs import (
     speedup,
     survey_speedup,
     sweep_words,
-    typical_step,
 )
 from scalewise.sweep.environment import cores_in_use, load_remarks, not_begun_remarks
 from scalewise.sweep.measure import measure

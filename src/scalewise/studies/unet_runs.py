@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from statistics import fmean
 
-from scalewise.core.timeline import PHASES, Span, Timeline
+from scalewise.core.timeline import PHASES, Span, Timeline, steps_by_seconds
 from scalewise.core.units import bytes_text, seconds_text
 from scalewise.published.tables import DATA_PARALLEL, MODEL_PARALLEL, SINGLE, SURVEY_EPOCH_SECONDS
 
@@ -61,19 +61,11 @@ class StrategyRun:
 def phases_by_rank(timeline: Timeline, ranks: int) -> tuple[dict[str, float], ...]:
     """Average the phases of each rank over the faster half of the steps, because disturbances only slow steps down."""
     phases_of: list[dict[str, float]] = [{} for _ in range(ranks)]
-    steps = _by_seconds(timeline)
+    steps = steps_by_seconds(timeline)
     faster = steps[: (len(steps) + 1) // 2]
     for span in [span for spans in faster for span in spans if span.lane == "compute"]:
         phases_of[span.rank][span.phase] = phases_of[span.rank].get(span.phase, 0.0) + span.seconds / len(faster)
     return tuple({phase: phases[phase] for phase in PHASES if phase in phases} for phases in phases_of)
-
-
-def _by_seconds(timeline: Timeline) -> list[list[Span]]:
-    """Return the spans of every step, the fastest step first."""
-    steps: dict[int, list[Span]] = {}
-    for span in timeline.spans:
-        steps.setdefault(span.step, []).append(span)
-    return sorted(steps.values(), key=lambda spans: sum(span.seconds for span in spans))
 
 
 def as_measured(run: StrategyRun) -> StrategyRun:
@@ -99,22 +91,6 @@ def _seconds_of(step: Sequence[Span], rank: int) -> float:
     return max((span.start + span.seconds for span in own), default=0.0) - min(
         (span.start for span in own), default=0.0
     )
-
-
-def typical_step(timeline: Timeline) -> tuple[Span, ...]:
-    """Return the step with the median duration, starting at 0.
-
-    GPU clocks start at 0 on every rank; such ranks are aligned at the start of the step.
-    """
-    ordered = _by_seconds(timeline)
-    if not ordered:
-        return ()
-    chosen = ordered[len(ordered) // 2]
-    starts = {rank: min(span.start for span in chosen if span.rank == rank) for rank in {s.rank for s in chosen}}
-    longest = max(sum(span.seconds for span in chosen if span.rank == rank) for rank in starts)
-    one_clock = max(starts.values()) - min(starts.values()) < longest / 2
-    zero = min(starts.values())
-    return tuple(replace(span, start=span.start - (zero if one_clock else starts[span.rank])) for span in chosen)
 
 
 def as_first_device_sees(step: Sequence[Span]) -> list[Span]:

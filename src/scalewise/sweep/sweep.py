@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -172,9 +173,18 @@ class Sweep:
         ]
         return max(estimates, default=None)
 
-    def _time(self, trial: Trial, steps: int | None) -> list[Timed]:
+    def _trace(self, trial: Trial) -> None:
+        """Record a step with the transfers that run beside backward, for which the timed steps are not slowed down."""
+        steps = trial.traced_steps()
+        if not steps or perf_counter() >= self.deadline:
+            return
+        with suppress(UserError, RunFailed):  # the cell is timed; without this visit, it has no such transfers
+            [trial.traced] = self._time(trial, steps, traced=True)
+
+    def _time(self, trial: Trial, steps: int | None, traced: bool = False) -> list[Timed]:
         task, cell = trial.task, trial.cell
         request = task.request(steps)
+        request = replace(request, settings=replace(request.settings, traced=traced))
 
         def on_report(_: int, report: Report) -> None:
             if steps is None:
@@ -210,6 +220,7 @@ class Sweep:
         finished, self.pending = self.pending, []
         for trial in finished:
             if trial.is_finished(self.goal):
+                self._trace(trial)
                 self._record(trial, trial.measurement(self.goal))
             else:
                 self.window.append(trial)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from scalewise.core.statistics import Interval
+from scalewise.core.timeline import RecordedStep, recorded_step
 from scalewise.engines.base import Place
 from scalewise.formats.store import DRIFT, INTERVAL_NOT_REACHED, NO_GRAPH, OVERSUBSCRIBED, Measurement, Status
 from scalewise.formats.train_result import BytesPerStep
@@ -18,8 +19,11 @@ from scalewise.sweep.grid import Block, Cell, block_of, counted, epoch_of, inter
 from scalewise.sweep.stopping_rule import Goal, first_steps, is_known, next_steps, progress, spent_seconds
 from scalewise.training import asynchronous
 from scalewise.training.loop import train_on
-from scalewise.training.results import Outcome, Request, bytes_per_step, pace_of, slowest
+from scalewise.training.results import Outcome, Request, bytes_per_step, pace_of, slowest, timeline_of
 from scalewise.training.tasks import Rank, train_task
+
+KEPT_STEPS = 7
+"""Number of last steps of which every rank returns its spans; a typical one of them is recorded."""
 
 
 def time_steps(worker: Rank, request: Request) -> Outcome:
@@ -31,7 +35,9 @@ def time_steps(worker: Rank, request: Request) -> Outcome:
     else:
         place = Place(worker.rank, worker.world, worker.device, worker.gpus, worker.shared, worker.timeout_seconds)
         outcome = train_on(place, request, worker.report, evaluate=False)
-    outcome.spans, outcome.losses = [], []
+    last = max((span.step for span in outcome.spans), default=0)
+    outcome.spans = [span for span in outcome.spans if span.step > last - KEPT_STEPS]
+    outcome.losses = []
     return outcome
 
 
@@ -60,6 +66,8 @@ class Timed:
     execution: str
     bytes_per_step: BytesPerStep
     peak_memory_bytes: int | None
+    timeline: RecordedStep | None = None
+    """A typical step of the last ones."""
 
 
 def timed(request: Request, placement: Placement, outcomes: list[Outcome], wall_seconds: float) -> Timed:
@@ -78,6 +86,7 @@ def timed(request: Request, placement: Placement, outcomes: list[Outcome], wall_
         first.execution,
         bytes_per_step(request, placement, outcomes),
         max((outcome.peak_memory_bytes or 0 for outcome in outcomes), default=0) or None,
+        recorded_step(timeline_of(outcomes), request.strategy.asynchronous),
     )
 
 
@@ -118,6 +127,10 @@ class Task:
     """Status of the cell if there is an obstacle."""
 
 
+TRACED_STEPS, TRACED_SECONDS = 8, 4.0
+"""Steps of the visit that records transfers, and the longest time that it may take."""
+
+
 @dataclass
 class Trial:
     """A cell being timed: the visits so far and their statistics."""
@@ -135,6 +148,8 @@ class Trial:
     """Whether visits affected by drift are included."""
     dropped: list[Timed] = field(default_factory=list)
     """Visits dropped because of drift; used if there is no time to repeat them."""
+    traced: Timed | None = None
+    """Visit that also recorded transfers beside backward; its times do not count."""
     usual: Spread | None = None
     """Spread between visits, estimated from all cells of the sweep."""
     started: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
@@ -195,6 +210,13 @@ class Trial:
         """Return the progress of the cell from 0 to 1."""
         return progress(self.interval, len(self.counted), self.spent_seconds, goal, self.usual)
 
+    def traced_steps(self) -> int:
+        """Return the number of steps of a visit that records transfers beside backward; 0 if it is not needed."""
+        strategy, step = self.cell.strategy, self.interval.median
+        hides_transfers = self.cell.devices > 1 and strategy.overlaps and not strategy.asynchronous
+        is_short = TRACED_STEPS * step <= TRACED_SECONDS
+        return TRACED_STEPS if hides_transfers and is_short and self.cell.device_kind == "cpu" else 0
+
     def drop_unsettled(self) -> None:
         """Drop the visits affected by drift, except the first one, which is only a warm-up."""
         if self.settled == len(self.seen):
@@ -224,6 +246,7 @@ class Trial:
             phases=phases_of(self.counted, interval.median),
             bytes_per_step=last.bytes_per_step,
             peak_memory_bytes=max((timed.peak_memory_bytes or 0 for timed in self.seen), default=0) or None,
+            timeline=(self.traced or last).timeline,
             flags=[flag for flag, raised in flags.items() if raised],
             environment=self.task.environment,
             started=self.started,

@@ -156,7 +156,7 @@ def _saved(file: Path, batches: bool) -> TuneResult | None:
         return None
     if result.interrupted or (batches and result.batches is None):
         return None
-    return replace(result, notes=(*result.notes, f"Measured on {result.measured_at}; --fresh measures again."))
+    return replace(result, notes=(*result.notes, f"Measured on {result.measured_at[:10]}; --fresh measures again."))
 
 
 def _save(result: TuneResult, file: Path) -> TuneResult:

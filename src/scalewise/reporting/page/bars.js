@@ -116,21 +116,21 @@ function comparisonBody() {
   }));
   const columns = [
     ["strategy", (entry) => entry.best.strategy], ["devices", (entry) => entry.best.devices, true], ["batch", (entry) => entry.best.batch, true],
-    [`time ${period}`, (entry) => seconds(entry.time), true], ["90% interval", (entry) => between(entry.time_low, entry.time_high, seconds)],
-    ["cost", (entry) => (known(entry.cost) ? dollars(entry.cost) : "no price"), true], ["90% interval of cost", (entry) => between(entry.cost_low, entry.cost_high, dollars)],
+    [`time ${period}`, (entry) => seconds(entry.time), true, (entry) => between(entry.time_low, entry.time_high, seconds)],
+    ["cost", (entry) => (known(entry.cost) ? dollars(entry.cost) : "no price"), true, (entry) => between(entry.cost_low, entry.cost_high, dollars)],
     ["energy", (entry) => (known(entry.energy_kWh) ? `${three(entry.energy_kWh)} kWh` : null), true], ["flops used", (entry) => (known(entry.utilisation) ? percent(entry.utilisation) : null), true],
     ["would fit with", (entry) => entry.would_fit], ["price from", (entry) => entry.price_source], ["prediction from", (entry) => entry.quality],
   ].filter(([, text]) => entries.some((entry) => known(text(entry)) && text(entry) !== ""));
   const heading = ([text, , number]) => element("th", { scope: "col", class: number ? "number" : null, text });
   const table = element("table", { "data-table": "comparison" },
-    element("caption", { text: "Fastest strategy on every cluster" }),
-    element("thead", {}, element("tr", {}, element("th", { scope: "col", text: "cluster" }), ...columns.map(heading), element("th", { scope: "col" }, element("span", { class: "visually-hidden", text: "recommended" })))),
-    element("tbody", {}, ...entries.map((entry) => element("tr", { class: recommended(entry) ? "recommended" : null }, element("th", { scope: "row", text: entry.cluster }),
-      ...columns.map(([, text, number]) => element("td", { text: text(entry) ?? "–", class: number ? "number" : null })),
-      element("td", {}, recommended(entry) ? element("span", { class: "badge good", text: "recommended" }) : null)))));
+    element("caption", { text: "Fastest strategy on every cluster, with 90% intervals below the numbers" }),
+    element("thead", {}, element("tr", {}, element("th", { scope: "col", text: "cluster" }), ...columns.map(heading))),
+    element("tbody", {}, ...entries.map((entry) => element("tr", { class: recommended(entry) ? "recommended" : null },
+      element("th", { scope: "row" }, entry.cluster, recommended(entry) ? element("span", { class: "badge good", text: "recommended" }) : null),
+      ...columns.map(([, text, number, interval]) => element("td", { class: number ? "number" : null }, text(entry) ?? "–", interval?.(entry) ? element("small", { text: interval(entry) }) : null))))));
   const priced = entries.filter((entry) => known(entry.time) && known(entry.cost));
   return element("div", { class: "cards" },
-    element("figure", { class: "card" }, element("figcaption", {}, element("h3", { text: `Time ${period}` }), element("p", { text: "Fastest strategy on every cluster; whiskers: 90% interval" })), barGrid(`Time ${period} by cluster`, rows)),
+    element("figure", { class: "card filled" }, element("figcaption", {}, element("h3", { text: `Time ${period}` }), element("p", { text: "Fastest strategy on every cluster; whiskers: 90% interval" })), barGrid(`Time ${period} by cluster`, rows)),
     ...(priced.length > 1 ? [tradeoffCard(priced, period, recommended)] : []),
     element("div", { class: "card wide" }, element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Comparison of clusters" }, table)));
 }
@@ -179,10 +179,10 @@ function tuningBody() {
   const columns = ["options", "step", "95% interval", "over eager", "peak memory", "deviation of gradients", "compilation", "same mathematics", "skipped"];
   const cells = trials.map((trial) => [
     trial.label, seconds(trial.step_seconds?.median), between(trial.step_seconds?.low, trial.step_seconds?.high, seconds) || "–", trial.step_seconds ? ratio(gain(trial)) : "–",
-    bytes(trial.peak_memory_bytes), known(deviation(trial.deviation)) ? deviation(trial.deviation).toExponential(0) : "–", seconds(trial.compile_seconds),
+    bytes(trial.peak_memory_bytes), known(deviation(trial.deviation)) ? deviation(trial.deviation).toExponential(0) : "–", trial.skipped ? "–" : seconds(trial.compile_seconds),
     trial.skipped ? "–" : mathematics(trial) ? "no" : "yes", trial.skipped || "",
   ]);
-  const about = `${workload}${known(batch) ? `, batch ${batch}` : ""}, on one ${device}. Whiskers: 95% interval.${known(roofline) ? ` Dashed line: roofline of the device, ${seconds(roofline)}.` : ""}`;
+  const about = `${workload}${known(batch) ? `, batch ${batch}` : ""}, on ${device}. Whiskers: 95% interval.${known(roofline) ? ` Dashed line: roofline of the device, ${seconds(roofline)}.` : ""}`;
   return [element("div", { class: "card" },
     element("p", { class: "note", text: about }), barGrid("Step time by options", rows),
     offers?.length ? element("p", { class: "note", text: `A lower precision is faster, but changes the training result: ${offers.map((offer) => `${offer.label} (${ratio(offer.speedup)})`).join(", ")}.` }) : null,

@@ -179,9 +179,10 @@ function axis(values, label, steep, more = {}) {
 
 /** Seconds of the unit in which a time is written. */
 const unitOf = (value) => (value < 119.5 ? 1 : value < 7200 ? 60 : value < 172800 ? 3600 : 86400);
-/** Ticks 1, 2, 5, 10 ... (fewer over many decades) in the range of the values. */
+/** Ticks 1, 2, 5, 10 ... (fewer over many decades, more within one) in the range of the values. */
 function logTicks(values) {
-  const [least, most] = d3.extent(values), steps = most / least > 300 ? [1] : most / least > 30 ? [1, 3] : [1, 2, 5];
+  const [least, most] = d3.extent(values), range = most / least;
+  const steps = range > 300 ? [1] : range > 30 ? [1, 3] : range > 10 ? [1, 2, 5] : [1, 2, 3, 4, 6, 8];
   const decades = d3.range(Math.floor(Math.log10(least)), Math.ceil(Math.log10(most)) + 1);
   return decades.flatMap((decade) => steps.map((step) => step * 10 ** decade)).filter((tick) => tick >= least * 0.95 && tick <= most * 1.05);
 }

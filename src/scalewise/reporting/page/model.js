@@ -57,7 +57,12 @@ function bytes(value) {
 }
 const dollars = (value) => (known(value) ? `$${value < 99.5 ? value.toFixed(2) : three(value)}` : "–");
 const percent = (value, digits = 0) => (known(value) ? `${(100 * value).toFixed(digits)}%` : "–");
-const between = (low, high, text) => (known(low) && known(high) ? `${text(low)} to ${text(high)}` : "");
+/** Interval in words; a unit of time that both ends have is written once: '60.8 to 71.7 ms'. */
+function between(low, high, text) {
+  if (!known(low) || !known(high)) return "";
+  const [from, to] = [text(low), text(high)], [unit] = / (µs|ms|s|min|h|days)$/.exec(to) ?? [""];
+  return `${unit && from.endsWith(unit) ? from.slice(0, -unit.length) : from} to ${to}`;
+}
 const count = (number, noun) => `${number < 1000 ? number : number.toLocaleString("en-US")} ${noun}${number === 1 ? "" : "s"}`;
 
 function cellName(cell) {

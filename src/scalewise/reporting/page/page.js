@@ -51,7 +51,7 @@ function epochSection() {
   const cards = perWorkload(epochCard, (cell) => known(cell[name]) || known(cell[`predicted_${name}`]));
   if (!cards) return null;
   if (name === "step") document.querySelector("#epochs h2").textContent = "Step time over batch size";
-  return [element("div", { class: "controls" }, strategies.length > 1 ? choice("Strategy on several devices", strategies, "strategy") : null), cards];
+  return [element("div", { class: "controls" }, strategies.length > 1 ? choice("Strategy", strategies, "strategy") : null), cards];
 }
 
 /** Controls of bars: batch and devices. */

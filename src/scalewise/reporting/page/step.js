@@ -66,8 +66,8 @@ function timelineBody() {
     if (!cell) { plot.replaceChildren(element("p", { class: "empty", text: "No cell has a step to show." })); return; }
     const groups = lanesOf(cell), length = Math.max(...groups.map((group) => group.seconds), 1e-12);
     title.textContent = cellName(cell);
-    const times = [known(cell.step) ? `measured step ${seconds(cell.step)}` : null, known(cell.predicted_step) ? `predicted ${seconds(cell.predicted_step)}${known(cell.predicted_step_low) ? ` (90% interval ${between(cell.predicted_step_low, cell.predicted_step_high, seconds)})` : ""}` : null].filter(known);
-    subtitle.textContent = `${times.join("; ")}.${cell.phases ? " Measured: phases of the slowest device, in their usual order; the start of every transfer is not recorded." : ""}`;
+    const times = [known(cell.step) ? `Measured step: ${seconds(cell.step)}` : null, known(cell.predicted_step) ? `${known(cell.step) ? "predicted" : "Predicted step"}: ${seconds(cell.predicted_step)}${known(cell.predicted_step_low) ? ` (90% interval ${between(cell.predicted_step_low, cell.predicted_step_high, seconds)})` : ""}` : null].filter(known);
+    subtitle.textContent = `${times.join("; ")}.${known(cell.recorded) ? " One measured step is shown; a transfer lasts until its call returns, so it includes waiting for other devices." : cell.phases ? " Measured are the phases of the slowest device, shown in their usual order." : ""}`;
     const used = unique(groups.flatMap((group) => group.lanes.flatMap((lane) => lane.spans.map((span) => span.phase))));
     legend.replaceChildren(...DOCUMENT.phases.filter((phase) => used.includes(phase)).map((phase) => element("span", { class: "key" }, element("span", { class: "swatch", style: { "--of": phaseColour(phase) } }), phase)));
     drawLanes(groups, length, cell);
@@ -125,20 +125,31 @@ function timelineBody() {
   return element("figure", { class: "card", "data-chart": "timeline" }, element("figcaption", {}, title, subtitle), legend, plot, tools, numbers);
 }
 
+/** Lanes of a compact timeline, whose times are ten-thousandths of its length. */
+function unpacked({ seconds: length, lanes, spans }) {
+  const unit = length / 10000;
+  return lanes.map(([name, kind, number]) => {
+    const flat = spans[number];
+    return { name, kind, spans: d3.range(0, flat.length, 3).map((at) => ({ phase: DOCUMENT.phases[flat[at]], start: flat[at + 1] * unit, length: flat[at + 2] * unit })) };
+  });
+}
+
 /** Lanes of the measured step, as far as it is recorded, and of the predicted step. */
 function lanesOf(cell) {
   const groups = [];
-  if (cell.phases) {
+  if (known(cell.recorded)) {
+    const step = DOCUMENT.recorded[cell.recorded];
+    groups.push({ title: "Measured", seconds: step.seconds, phases: cell.phases, lanes: unpacked(step) });
+  } else if (cell.phases) {
     let start = 0;
     const spans = DOCUMENT.phases.map((phase, at) => ({ phase, length: cell.phases[at] })).filter((span) => span.length > 0).map((span) => { const placed = { ...span, start }; start += span.length; return placed; });
     groups.push({ title: "Measured", seconds: start, phases: cell.phases, lanes: [{ name: "slowest device", kind: "device", spans }] });
   }
   const detail = detailOf(cell);
   if (detail) {
-    const { seconds: length, lanes, spans, hidden_devices: more } = detail.timeline, unit = length / 10000;
-    const unpack = (flat) => d3.range(0, flat.length, 3).map((at) => ({ phase: DOCUMENT.phases[flat[at]], start: flat[at + 1] * unit, length: flat[at + 2] * unit }));
+    const { seconds: length, hidden_devices: more } = detail.timeline;
     const title = more ? `Predicted (${count(more, "further device")} do the same)` : "Predicted";
-    groups.push({ title, seconds: length, phases: cell.predicted_phases, lanes: lanes.map(([name, kind, number]) => ({ name, kind, spans: unpack(spans[number]) })) });
+    groups.push({ title, seconds: length, phases: cell.predicted_phases, lanes: unpacked(detail.timeline) });
   }
   return groups;
 }
@@ -235,8 +246,8 @@ function drawHost(svg, shape, host, number, [x, y], wide, high, perRow, boxWidth
     const box = svgElement("g", { "data-tip": `device ${device.rank}: ${device.name}\ncomputes ${percent(busy)} of the step` });
     box.append(svgElement("rect", { x: left, y: top, width: boxWidth, height: BOX.height, rx: 7, fill: "var(--card)", stroke: "var(--c0)", "stroke-width": 1.5 }));
     if (known(busy)) box.append(svgElement("rect", { x: left + 1, y: top + BOX.height - 5, width: (boxWidth - 2) * busy, height: 4, rx: 2, fill: "var(--c0)" }));
-    box.append(svgElement("text", { x: left + boxWidth / 2, y: top + 20, "text-anchor": "middle", "font-weight": 650, fill: "currentColor" }, `device ${device.rank}`));
-    box.append(svgElement("text", { x: left + boxWidth / 2, y: top + 37, "text-anchor": "middle", "font-size": 11, fill: "var(--soft)" }, `${shortened(device.name, Math.floor((boxWidth - 44) / 6.2))}${known(busy) ? ` · ${percent(busy)}` : ""}`));
+    box.append(svgElement("text", { x: left + boxWidth / 2, y: top + 20, "text-anchor": "middle", "font-weight": 650, fill: "currentColor" }, `device ${device.rank}${known(busy) ? ` · ${percent(busy)}` : ""}`));
+    box.append(svgElement("text", { x: left + boxWidth / 2, y: top + 37, "text-anchor": "middle", "font-size": 11, fill: "var(--soft)" }, shortened(device.name, Math.floor((boxWidth - 8) / 6.2))));
     svg.append(box);
   });
 }
@@ -249,7 +260,8 @@ function wire(svg, x, from, to, busy, name) {
 function bar(svg, x, y, wide, text, busy, name) {
   const group = svgElement("g", { "data-tip": `${name}\nbusy ${percent(busy, busy < 0.1 ? 1 : 0)} of the step` });
   group.append(svgElement("rect", { x, y, width: wide, height: BOX.bar, rx: 5, fill: useColour(busy) }));
-  const room = Math.floor((wide - 8) / 6.4), label = `${text}${known(busy) ? ` · ${percent(busy, busy < 0.1 ? 1 : 0)}` : ""}`;
+  const part = busy < 0.0005 ? "not used" : `busy ${percent(busy, busy < 0.1 ? 1 : 0)}`;
+  const room = Math.floor((wide - 8) / 6.4), label = `${text}${known(busy) ? ` · ${part}` : ""}`;
   const dark = known(busy) && busy >= 0.8;
   group.append(svgElement("text", { x: x + wide / 2, y: y + 14, "text-anchor": "middle", "font-size": 11, "font-weight": 600, fill: dark ? "#fff" : "#14202b" }, shortened(label, room)));
   svg.append(group);

@@ -60,7 +60,7 @@ function tableBody() {
     on.disabled = page >= pages - 1;
   }
   function csv() {
-    const names = [...DOCUMENT.cells.columns.filter((name) => name !== "detail" && name !== "phases" && name !== "predicted_phases"),
+    const names = [...DOCUMENT.cells.columns.filter((name) => name !== "detail" && name !== "recorded" && name !== "phases" && name !== "predicted_phases"),
       ...["phases", "predicted_phases"].filter((name) => DOCUMENT.cells.columns.includes(name)).flatMap((name) => DOCUMENT.phases.map((phase) => [name, phase]))];
     const value = (cell, name) => (Array.isArray(name) ? cell[name[0]]?.[DOCUMENT.phases.indexOf(name[1])] : cell[name]);
     const title = (name) => (Array.isArray(name) ? `${name[0] === "phases" ? "" : "predicted_"}${name[1]}_seconds` : name);
