@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 SWITCH = "SCALEWISE_BROWSER"
 """Environment variable with the path of the browser; without it nothing here is collected."""
 collect_ignore_glob = [] if os.environ.get(SWITCH) else ["test_*.py"]
+MOST_MILLISECONDS = 120_000
+"""Longest wait for a page, a download or an element, so that a busy machine is not a failure."""
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""Waits until charts are drawn, which happens after the first layout of the page."""
 DESKTOP, PHONE = (1280, 900), (390, 844)
 
 
@@ -30,7 +34,9 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=os.environ[SWITCH], args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(
+            executable_path=os.environ[SWITCH], args=["--no-sandbox"], timeout=MOST_MILLISECONDS
+        )
         yield chromium
         chromium.close()
 
@@ -40,6 +46,7 @@ class Opened:
 
     def __init__(self, page: Page, path: Path) -> None:
         self.page = page
+        page.set_default_timeout(MOST_MILLISECONDS)
         self.problems: list[str] = []
         self.requests: list[str] = []
         page.on("console", lambda message: self.problems.append(f"{message.type}: {message.text}"))
@@ -49,6 +56,7 @@ class Opened:
         session.send("Performance.enable", {"timeDomain": "threadTicks"})
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready=yes]")
+        page.evaluate(DRAWN)
         metrics = {entry["name"]: entry["value"] for entry in session.send("Performance.getMetrics")["metrics"]}
         self.cpu_seconds: float = metrics["TaskDuration"]
         """Processor seconds of the page's thread until it was ready."""
@@ -84,7 +92,10 @@ def open_page(browser: Browser) -> Iterator[Open]:
 
     def open_it(path: Path, size: tuple[int, int] = DESKTOP, theme: Any = "light") -> Opened:
         page = browser.new_page(
-            viewport={"width": size[0], "height": size[1]}, color_scheme=theme, accept_downloads=True
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme=theme,
+            reduced_motion="reduce",  # otherwise a click may come while the page still scrolls
+            accept_downloads=True,
         )
         opened.append((Opened(page, path), path))
         return opened[-1][0]

@@ -36,6 +36,11 @@ def ran(*command: str) -> bool:
     return process.returncode == 0
 
 
+def opens_a_page(browser: str) -> bool:
+    """Return whether the browser starts: some packages are only a wrapper, and some machines lack libraries."""
+    return ran(browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "about:blank")
+
+
 def install_browser() -> str | None:
     """Install Chromium with apt-get as root, or with a sudo that asks for no password."""
     if not shutil.which("apt-get"):
@@ -71,6 +76,9 @@ def main() -> int:
     browser = find_browser() or install_browser()
     if browser is None:
         print("test-browser is skipped: there is no Chromium, and apt-get cannot install it here", file=sys.stderr)
+        return SKIPPED
+    if not opens_a_page(browser):
+        print(f"test-browser is skipped: {browser} does not start on this machine", file=sys.stderr)
         return SKIPPED
     fetch_axe()
     if not AXE.exists():

@@ -17,7 +17,7 @@ from scalewise.reporting.html_page import notebook_html, write_page
 from scalewise.reporting.page_document import page_of_advice
 from scalewise.reporting.report import report
 from scalewise.reporting.step_picture import step_picture
-from tests.browser.conftest import PHONE, Open, Opened
+from tests.browser.conftest import MOST_MILLISECONDS, PHONE, Open, Opened
 from tests.reporting.example_pages import (
     AWKWARD,
     DISCONTINUED,
@@ -101,6 +101,7 @@ def test_numbers_on_the_screen_are_those_of_the_data(study: Path, open_page: Ope
     assert [int(text) for text in opened.column("batch")] == [cell["batch"] for cell in opened.cells]
     details = opened.page.locator("[data-chart=speedup] details").first
     details.locator("summary").click()
+    details.locator("tbody tr").first.wait_for()
     rows = [row.split("\t") for row in details.locator("tbody tr").all_inner_texts()]
     assert len(rows) == 36
     cell = next(c for c in opened.cells if (c["workload"], c["devices"], c["batch"]) == ("linear", 3, 70))
@@ -277,9 +278,11 @@ def test_a_notebook_shows_the_page(folder: Path, browser: Browser) -> None:
     path = folder / "output.html"
     path.write_text(f"<!DOCTYPE html><meta charset=utf-8>{notebook_html(grid_page(), 'the text')}")
     page = browser.new_page()
+    page.set_default_timeout(MOST_MILLISECONDS)
     page.goto(path.as_uri())
     frame = page.frame_locator("iframe")
     frame.locator("html[data-ready=yes]").wait_for()
+    frame.locator("[data-chart=speedup] svg").wait_for()
     assert frame.locator("[data-chart=speedup] svg").count() == 1
     assert page.locator("details pre").text_content() == "the text"
     page.close()
