@@ -266,10 +266,12 @@ GPU_GBps, GPU_LATENCY_us = 10.0, 15.0
 def skeleton(environment: Environment, device_kind: str, devices: int) -> Cluster:
     """Cluster of the measured devices, before links are fitted: from the catalogue if it has these GPUs."""
     if device_kind == "cpu":
-        name = f"one core of {environment.hardware.get('cpu', 'this machine')}"
+        cpu = environment.hardware.get("cpu", "this machine")
+        name = f"one core of {cpu}"
         memory_GB = environment.hardware.get("memory_bytes", 8e9) / 1e9 / devices
         device = Device(name, devices, memory_GB, 0.05, 10.0, 0.0, copy_GBps=CPU_GBps)
-        return _box(device, "gloo", Link("devices", "sockets", CPU_GBps, CPU_LATENCY_us), MEMORY_GBps)
+        box = _box(device, "gloo", Link("devices", "sockets", CPU_GBps, CPU_LATENCY_us), MEMORY_GBps)
+        return replace(box, name=name if devices == 1 else f"{devices} cores of {cpu}")
     gpus = environment.hardware.get("gpus") or ["GPU"]
     if device_kind == "cuda":
         for box in catalogue().values():

@@ -235,7 +235,7 @@ def _findings(page: Page) -> str:
     for finding in page.get("findings", []):
         by_subject.setdefault(finding["about"], []).append(finding["text"])
     for subject, texts in by_subject.items():
-        parts += [f"<h3>{escape(subject)}</h3>" if subject else "", _listing(texts)]
+        parts += [f"<h3>{escape(subject)}</h3>" if subject else "", _listing(texts, _workloads(page))]
     if changes := page.get("changes"):
         parts += ["<h3>What else you could change</h3>", _listing(map(_change_text, changes))]
     if limitations := page.get("limitations"):
@@ -243,17 +243,20 @@ def _findings(page: Page) -> str:
     return f'<section id="findings" aria-labelledby="findings-title">{"".join(parts)}</section>\n'
 
 
+def _workloads(page: Page) -> list[str]:
+    table = page.get("cells", {"columns": [], "rows": []})
+    return sorted({row[table["columns"].index("workload")] for row in table["rows"]})
+
+
 def _change_text(change: Mapping[str, Any]) -> str:
     speedup = change["speedup"]
     return f"{change['text']}{'' if speedup is None else f': {speedup:.2f}x over one device'}"
 
 
-def _listing(texts: Iterable[str]) -> str:
-    return f'<ul class="findings">{"".join(f"<li>{escape(_sentence(text))}</li>" for text in texts)}</ul>'
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _listing(texts: Iterable[str], names: Sequence[str] = ()) -> str:
+    """Return a list. A text begins with a capital letter, unless it begins with one of `names`."""
+    sentences = (text if text.startswith(tuple(names)) else text[:1].upper() + text[1:] for text in texts)
+    return f'<ul class="findings">{"".join(f"<li>{escape(text)}</li>" for text in sentences)}</ul>'
 
 
 def _figures(figures: Sequence[Path]) -> str:

@@ -100,7 +100,7 @@ def page_of_tuning(tune: Mapping[str, Any]) -> Page:
     elif number is not None and trials[0] in timed and trials[number] in timed:
         best = trials[number]
         gain = best.get("speedup") or trials[0]["step_seconds"]["median"] / best["step_seconds"]["median"]
-        faster = f"{best['label']} trains {gain:.2f}x as fast as plain eager mode on {device}."
+        faster = f"With {best['label']}, {device} trains {tune['workload']} {gain:.2f}x as fast as in plain eager mode."
         page["verdict"] = {
             "figure": f"{gain:.2f}x",
             "caption": "over plain eager mode",
@@ -120,10 +120,11 @@ def page_of_experiment(result: Mapping[str, Any], columns: Sequence[str], rows: 
     }
 
 
-def merged(page: Page, *others: Page) -> Page:
-    """Add to a page the sections of others that it lacks."""
-    for other in others:
-        page = {**other, **{key: value for key, value in page.items() if value not in (None, [], {})}}
+def with_cells(experiment: Page, cells: Page) -> Page:
+    """Return the page of an experiment with the sections of its measured cells and, if they have one, their verdict."""
+    page = {**cells, **{key: value for key, value in experiment.items() if value not in (None, [], {})}}
+    if "figure" in cells["verdict"]:
+        page["verdict"] = {**cells["verdict"], "more": experiment["verdict"]["sentence"]}
     return page
 
 
@@ -233,14 +234,13 @@ def _width(cell: Cell) -> float:
 
 def _gain_sentence(cell: Cell) -> str:
     where = f"{cell['strategy']} on {cell['devices']} devices at batch {cell['batch']}"
-    if _width(cell) > ROUGH:
+    uncertain = _surely(cell) <= LEAST_GAIN < (cell.get("speedup_high") or cell["speedup"])
+    if _width(cell) > ROUGH or uncertain:
         where += f"; 95% interval {cell['speedup_low']:.2f}x to {cell['speedup_high']:.2f}x"
     if _surely(cell) > LEAST_GAIN:
         return f"{cell['workload']} trains {cell['speedup']:.2f}x as fast as on one device ({where})."
-    if (cell.get("speedup_high") or cell["speedup"]) > LEAST_GAIN:
-        return (
-            f"{cell['workload']} is uncertain: at best {cell['speedup']:.2f}x ({where}), and the interval includes 1."
-        )
+    if uncertain:
+        return f"Whether {cell['workload']} trains faster is uncertain: at best {cell['speedup']:.2f}x ({where})."
     return f"{cell['workload']} is never faster on more devices: at best {cell['speedup']:.2f}x ({where})."
 
 

@@ -55,14 +55,18 @@ function phasesBody() {
   function draw() {
     const cells = barCells(usable).sort((a, b) => total(a) - total(b));
     const [shown, more] = limited(body, cells, draw);
-    const most = Math.max(...shown.flatMap((cell) => [cell.phases, cell.predicted_phases].filter(known).map((p) => d3.sum(p))), 1e-12);
     const used = DOCUMENT.phases.filter((_, at) => shown.some((cell) => (cell.phases?.[at] || cell.predicted_phases?.[at])));
     const legend = element("div", { class: "legend", "aria-label": "Phases" }, ...used.map((phase) =>
       element("span", { class: "key" }, element("span", { class: "swatch", style: { "--of": phaseColour(phase) } }), phase)));
-    const rows = shown.map((cell) => ({ ...barNames(cell), cell, parts: [["measured", cell.phases], ["predicted", cell.predicted_phases]].filter(([, p]) => p).map(([kind, p]) => ({
-      kind, value: seconds(d3.sum(p)), content: track(most, stack(p, most, kind)),
-    })) }));
-    body.replaceChildren(legend, barGrid("Time of one step by phase", rows), ...(more ? [more] : []),
+    // Every workload has its own scale: a step of one may take a hundred times as long as that of another.
+    const grids = [...d3.group(shown, (cell) => cell.workload)].map(([workload, group]) => {
+      const most = Math.max(...group.flatMap((cell) => [cell.phases, cell.predicted_phases].filter(known).map((p) => d3.sum(p))), 1e-12);
+      const rows = group.map((cell) => ({ ...barNames(cell), cell, parts: [["measured", cell.phases], ["predicted", cell.predicted_phases]].filter(([, p]) => p).map(([kind, p]) => ({
+        kind, value: seconds(d3.sum(p)), content: track(most, stack(p, most, kind)),
+      })) }));
+      return barGrid(`Time of one step of ${workload} by phase`, rows);
+    });
+    body.replaceChildren(legend, ...(grids.length > 1 ? [element("p", { class: "note", text: "Every workload has its own scale." })] : []), ...grids, ...(more ? [more] : []),
       numbersOf("Seconds per step by phase", ["cell", "", ...used, "step"], () => shown.flatMap((cell) => [["measured", cell.phases], ["predicted", cell.predicted_phases]]
         .filter(([, p]) => p).map(([kind, p]) => [cellName(cell), kind, ...used.map((phase) => seconds(p[DOCUMENT.phases.indexOf(phase)])), seconds(d3.sum(p))]))));
   }
@@ -176,13 +180,13 @@ function tuningBody() {
     };
   });
   const deviation = (value) => (value && typeof value === "object" ? value.gradients : value);
-  const columns = ["options", "step", "95% interval", "over eager", "peak memory", "deviation of gradients", "compilation", "same mathematics", "skipped"];
+  const columns = ["options", "step", "95% interval", "over eager", "peak memory", "deviation of gradients", "compilation", "same mathematics", ...(trials.some((trial) => trial.skipped) ? ["skipped"] : [])];
   const cells = trials.map((trial) => [
     trial.label, seconds(trial.step_seconds?.median), between(trial.step_seconds?.low, trial.step_seconds?.high, seconds) || "–", trial.step_seconds ? ratio(gain(trial)) : "–",
-    bytes(trial.peak_memory_bytes), known(deviation(trial.deviation)) ? deviation(trial.deviation).toExponential(0) : "–", trial.skipped ? "–" : seconds(trial.compile_seconds),
+    bytes(trial.peak_memory_bytes), deviation(trial.deviation) ? deviation(trial.deviation).toExponential(0) : deviation(trial.deviation) === 0 ? "0" : "–", trial.skipped ? "–" : seconds(trial.compile_seconds),
     trial.skipped ? "–" : mathematics(trial) ? "no" : "yes", trial.skipped || "",
-  ]);
-  const about = `${workload}${known(batch) ? `, batch ${batch}` : ""}, on ${device}. Whiskers: 95% interval.${known(roofline) ? ` Dashed line: roofline of the device, ${seconds(roofline)}.` : ""}`;
+  ].slice(0, columns.length));
+  const about = `${workload}${known(batch) ? `, batch ${batch}` : ""}, on ${device}. Whiskers: 95% interval.${known(roofline) ? ` Dashed line: roofline of the device for the operations of plain eager mode, ${seconds(roofline)}.` : ""}`;
   return [element("div", { class: "card" },
     element("p", { class: "note", text: about }), barGrid("Step time by options", rows),
     offers?.length ? element("p", { class: "note", text: `A lower precision is faster, but changes the training result: ${offers.map((offer) => `${offer.label} (${ratio(offer.speedup)})`).join(", ")}.` }) : null,

@@ -53,6 +53,7 @@ function lineCard(title, options) {
       plot.replaceChildren(element("p", { class: "empty", text: lines.length ? "All lines are switched off." : options.empty }));
       return;
     }
+    const rough = points.some((p) => known(p.low) && p.high > 1.15 * p.low);  // whiskers would cover each other
     const width = Math.max(260, plot.clientWidth || 480), x = options.x(points), y = options.y(points);
     drawn = Plot.plot({
       width, height: Math.min(400, Math.max(250, width * 0.62)), marginLeft: 56, marginRight: 18, marginBottom: 40, marginTop: 22, insetTop: 8,
@@ -60,7 +61,7 @@ function lineCard(title, options) {
       ariaLabel: `${title}. ${subtitle.textContent}`,
       x: { ...x, ticks: undefined, tickFormat: undefined, axis: null, ...(zoom ? { domain: zoom.x } : {}) },
       y: { ...y, ticks: undefined, tickFormat: undefined, axis: null, grid: false, ...(zoom ? { domain: zoom.y, zero: false } : {}) },
-      marks: [...axesOf(x, y, zoom), ...options.under(points), ...shown.flatMap((line) => marksOf(line, shown.length > 3 ? 0.1 : 0.16)), pointerOf(shown)],
+      marks: [...axesOf(x, y, zoom), ...options.under(points), ...shown.flatMap((line, position) => marksOf(line, shown.length > 3 ? 0.1 : 0.16, rough ? 4 * (position - (shown.length - 1) / 2) : 0)), pointerOf(shown)],
     });
     asImage(drawn);
     drawn.addEventListener("click", () => { if (drawn.value?.cell) select(drawn.value.cell.number); });
@@ -110,8 +111,8 @@ function axesOf(x, y, zoom) {
 }
 const labelled = ({ label, tickFormat }) => ({ label, ...(tickFormat ? { tickFormat } : {}) });
 
-/** Marks of one line: measured solid with dots and whiskers, predicted dashed in its interval. */
-function marksOf(line, shade) {
+/** Marks of one line: measured solid with dots and whiskers, which are moved by `dx`, predicted dashed in its interval. */
+function marksOf(line, shade, dx) {
   const stroke = line.colour;
   const measured = line.points.filter((p) => known(p.value)).sort((a, b) => a.x - b.x);
   const predicted = line.points.filter((p) => known(p.predicted)).sort((a, b) => a.x - b.x);
@@ -122,9 +123,9 @@ function marksOf(line, shade) {
       : Plot.ruleX(band, { x: "x", y1: "predicted_low", y2: "predicted_high", stroke, strokeOpacity: 0.3, strokeWidth: 7 }),
     Plot.line(predicted, { x: "x", y: "predicted", stroke, strokeDasharray: "5 4", strokeWidth: 1.75 }),
     measured.length ? null : Plot.dot(predicted.filter((p) => p.cell), { x: "x", y: "predicted", stroke, fill: "var(--card)", r: 3.2 }),
-    Plot.ruleX(wide, { x: "x", y1: "low", y2: "high", stroke, strokeWidth: 1.5 }),
+    Plot.ruleX(wide, { x: "x", y1: "low", y2: "high", stroke, strokeWidth: 1.5, dx }),
     Plot.line(measured, { x: "x", y: "value", stroke, strokeWidth: 2.25 }),
-    Plot.dot(measured.filter((p) => p.cell), { x: "x", y: "value", fill: stroke, stroke: "var(--card)", r: 4 }),
+    Plot.dot(measured.filter((p) => p.cell), { x: "x", y: "value", fill: stroke, stroke: "var(--card)", r: 4, dx }),
   ];
 }
 
@@ -179,6 +180,8 @@ function axis(values, label, steep, more = {}) {
 
 /** Seconds of the unit in which a time is written. */
 const unitOf = (value) => (value < 119.5 ? 1 : value < 7200 ? 60 : value < 172800 ? 3600 : 86400);
+/** Text of a tick: all ticks of an axis have the same unit, unless it is seconds or less. */
+const timeTick = (unit) => (value) => (unit === 1 || value === 0 ? seconds(value) : `${three(value / unit)} ${{ 60: "min", 3600: "h", 86400: "days" }[unit]}`);
 /** Ticks 1, 2, 5, 10 ... (fewer over many decades, more within one) in the range of the values. */
 function logTicks(values) {
   const [least, most] = d3.extent(values), range = most / least;
@@ -310,8 +313,9 @@ function epochCard(workload) {
       return values.length < 2 ? { type: "linear", label: "global batch", ticks: values, domain: [values[0] * 0.5, values[0] * 1.5] } : { type: "log", label: "global batch", ticks, tickFormat: (d) => String(d) };
     },
     y: (points) => {
-      const values = points.flatMap((p) => [p.value, p.predicted]).filter((v) => known(v) && v > 0);
-      const scale = axis(values, `time per ${name}`, 6, { tickFormat: seconds }), unit = unitOf(Math.max(...values));
+      const ends = (one) => points.flatMap((p) => [p[one], p[`predicted${one === "value" ? "" : `_${one}`}`]]).filter((v) => known(v) && v > 0);
+      const middle = ends("value"), values = [...middle, ...ends("low"), ...ends("high")], unit = unitOf(Math.max(...middle));
+      const scale = axis(middle, `time per ${name}`, 6, { tickFormat: timeTick(unit) });
       if (scale.type === "log") return { ...scale, ticks: logTicks(values.map((v) => v / unit)).map((v) => v * unit) };
       return { ...scale, zero: true, ticks: d3.ticks(0, Math.max(...values) / unit, 6).map((v) => v * unit) };
     },

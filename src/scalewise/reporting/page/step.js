@@ -236,7 +236,7 @@ function drawHost(svg, shape, host, number, [x, y], wide, high, perRow, boxWidth
       group.forEach((rank, position) => wire(svg, ends[position], at(rank)[1] + BOX.height, level, use(link.ends[rank - first]), `device ${rank}, ${link.kind}`));
       const from = Math.min(...group.map((rank) => at(rank)[0])), to = Math.max(...group.map((rank) => at(rank)[0])) + boxWidth;
       const memory = link.between === "host-device";
-      bars.push([from, level, to - from, `${memory ? "host memory, " : ""}${link.kind}, ${three(link.GBps)} GB/s${link.shared ? ", shared" : ""}`, busy, `${link.kind}${link.shared ? ", shared by" : " of"} ${group.length > 1 ? "devices" : "device"} ${group.join(", ")}${link.source ? `\n${link.source}` : ""}`]);
+      bars.push([from, level, to - from, `${memory ? "host memory, " : ""}${link.kind === "memory" ? "" : `${link.kind}, `}${three(link.GBps)} GB/s${link.shared ? ", shared" : ""}`, busy, `${link.kind}${link.shared ? ", shared by" : " of"} ${group.length > 1 ? "devices" : "device"} ${group.join(", ")}${link.source ? `\n${link.source}` : ""}`]);
     });
     level += BOX.bar;
   });
