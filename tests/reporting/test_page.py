@@ -22,7 +22,7 @@ from scalewise.published.stevens import stevens_environment, stevens_measurement
 from scalewise.reporting.finding import ExperimentResult
 from scalewise.reporting.html_page import SCRIPTS, html_of, json_in_html
 from scalewise.reporting.page_cells import predict_cells
-from scalewise.reporting.page_document import Page, page_of_advice, page_of_measurements, page_of_tuning
+from scalewise.reporting.page_document import Page, page_of_advice, page_of_measurements, page_of_tuning, with_cells
 from scalewise.reporting.report import with_page
 from tests.reporting.example_pages import (
     AWKWARD,
@@ -289,6 +289,21 @@ def test_tuning_shows_the_gain_of_the_best_trial() -> None:
     )
     one = {**tune_document(), "trials": tune_document()["trials"][:1], "best": 0}
     assert page_of_tuning(one)["verdict"]["sentence"].startswith("Only eager was timed")
+
+
+def test_an_experiment_with_cells_has_their_verdict_and_keeps_names_in_lower_case() -> None:
+    findings = [{"text": f"{text} gains", "about": "", "notable": True} for text in ("linear", "every model")]
+    experiment: Page = {
+        "title": "Experiment",
+        "verdict": {"sentence": "Headline.", "tone": "open"},
+        "findings": findings,
+    }
+    cells = grid_page()
+    page = with_cells(experiment, cells)
+    assert page["verdict"] == {**cells["verdict"], "more": "Headline."}
+    assert {"Headline.", "linear gains", "Every model gains", cells["verdict"]["figure"]} <= set(
+        Parsed(html_of(page)).texts
+    )
 
 
 def test_an_experiment_without_cells_embeds_its_table_and_figures(tmp_path: Path) -> None:
