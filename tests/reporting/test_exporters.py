@@ -83,11 +83,12 @@ def test_tensorboard_has_a_run_per_strategy_and_batch_with_devices_as_steps(tmp_
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
 def test_mlflow_has_a_run_per_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    Exports(mlflow=tmp_path.as_uri()).write(PAGE)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")  # restored after the test, also if the export sets it
+    Exports(mlflow=str(tmp_path)).write(PAGE)
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(tracking_uri=tmp_path.as_uri())
+    client = MlflowClient(tracking_uri=str(tmp_path))
     experiment = client.get_experiment_by_name("Report on sweep")
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id], max_results=1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -177,6 +178,8 @@ def log_to_mlflow(page: Page, uri: str) -> None:
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
+    if "://" not in uri or uri.startswith("file:"):
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses folders otherwise
     try:
         client = MlflowClient(tracking_uri=uri)
         existing = client.get_experiment_by_name(page["title"])
