@@ -24,6 +24,7 @@ from typing import Any
 from scalewise.advice.advise import advise
 from scalewise.core.errors import RunFailed, UserError
 from scalewise.core.statistics import Interval
+from scalewise.core.timeline import Lane, RecordedStep
 from scalewise.formats.profile import Profile, ProfileDocument
 from scalewise.formats.store import ENVIRONMENT_FILE, MEASUREMENTS_FILE, Environment, Measurement, Store
 from scalewise.hardware.catalogue import cluster_of
@@ -101,6 +102,7 @@ def measurements() -> tuple[str, str]:
             step_seconds=Interval(1e-3 * batch, 0.9e-3 * batch, 1.1e-3 * batch, 30),
             epoch_seconds=2.0 / batch,
             phases={"forward": 0.4e-3 * batch, "backward": 0.6e-3 * batch},
+            timeline=RecordedStep(1e-3, [Lane(0, "compute", [("forward", 0, 4000), ("backward", 4000, 6000)])]),
             environment=environment.id,
             started="2026-01-01T00:00:00+00:00",
         )

@@ -14,6 +14,7 @@ import pytest
 
 from scalewise.core.errors import UserError
 from scalewise.core.statistics import Interval
+from scalewise.core.timeline import Lane, RecordedStep
 from scalewise.formats.store import Environment, Measurement, Store
 from scalewise.formats.train_result import BytesPerStep
 
@@ -71,6 +72,14 @@ def test_keys_of_a_line_and_their_order(tmp_path: Path) -> None:
     assert " ".join(document) == CONTRACT
     assert document["step_seconds"] == {"median": 0.02, "low": 0.019, "high": 0.021, "n": 30}
     assert {"planned": 1000, "traced": 1000, "busiest": 1000}.items() <= document["bytes_per_step"].items()
+
+
+def test_a_recorded_step_is_the_last_key_of_a_line(tmp_path: Path) -> None:
+    step = RecordedStep(0.02, [Lane(0, "compute", [("forward", 0, 5000)])])
+    document = json.loads(filled(tmp_path, cell(timeline=step)).read_text())
+    assert " ".join(document) == f"{CONTRACT} timeline"
+    assert document["timeline"]["lanes"] == [{"rank": 0, "lane": "compute", "spans": [["forward", 0, 5000]]}]
+    assert Store.read(tmp_path) == [cell(timeline=step)]
 
 
 def test_a_line_is_on_the_disk_before_the_store_is_closed(tmp_path: Path) -> None:

@@ -70,8 +70,6 @@ class Measurement:
     phases: dict[str, float] = field(default_factory=dict)
     bytes_per_step: BytesPerStep | None = None
     peak_memory_bytes: int | None = None
-    timeline: RecordedStep | None = None
-    """One recorded step of all devices."""
     status: Status = "ok"
     reason: str | None = None
     """Reason for a status other than 'ok'."""
@@ -80,6 +78,8 @@ class Measurement:
     """Id of the environment in `environment.json`."""
     started: str
     """Start time: ISO 8601, in UTC."""
+    timeline: RecordedStep | None = None
+    """One recorded step of all devices; left out of the JSON document if there is none."""
 
     def __post_init__(self) -> None:
         if self.status == "ok" and self.step_seconds is None and self.epoch_seconds is None:
@@ -109,7 +109,10 @@ class Measurement:
         return identity_of(vars(self))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        document = asdict(self)
+        if self.timeline is None:
+            del document["timeline"]
+        return document
 
     def to_line(self) -> bytes:
         return json.dumps(self.to_json(), allow_nan=False).encode() + b"\n"

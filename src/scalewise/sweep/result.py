@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -75,7 +75,8 @@ class MeasureResult(PagedResult):
         }
 
     def records(self) -> list[dict[str, Any]]:
-        return [measurement.to_json() for measurement in self.measurements]
+        """Return the fields of every cell, without its recorded step, which is not a number."""
+        return [replace(measurement, timeline=None).to_json() for measurement in self.measurements]
 
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = []
