@@ -210,16 +210,22 @@ def verdict_of_cells(cells: Sequence[Cell]) -> dict[str, Any]:
     best = {workload: max(group, key=_surely) for workload, group in by_workload.items()}
     top = max(best.values(), key=_surely)
     ordered = sorted(best.values(), key=_surely, reverse=True)
-    sentence = " ".join(_gain_sentence(cell) for cell in ordered[:NAMED_WORKLOADS])
-    if rest := ordered[NAMED_WORKLOADS:]:
+    named = len(ordered) if len(ordered) <= NAMED_WORKLOADS + 1 else NAMED_WORKLOADS
+    sentence = " ".join(_gain_sentence(cell) for cell in ordered[:named])
+    if rest := ordered[named:]:
         faster = sum(_surely(cell) > LEAST_GAIN for cell in rest)
         sentence += f" Of {len(rest)} further workloads, {faster} train faster on more devices."
     return {
         "sentence": sentence,
-        "figure": f"{top['speedup']:.2f}x",
+        "figure": ratio_text(top["speedup"]),
         "caption": f"best measured speed-up: {top['workload']} on {top['devices']} devices, batch {top['batch']}",
         "tone": "open" if _width(top) > VAGUE else _tone(_surely(top)),
     }
+
+
+def ratio_text(ratio: float) -> str:
+    """Write a speed-up with what it is worth: '1.52x', '21.9x'."""
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.3g}x"
 
 
 def _surely(cell: Cell) -> float:
@@ -233,15 +239,16 @@ def _width(cell: Cell) -> float:
 
 
 def _gain_sentence(cell: Cell) -> str:
+    ratio = ratio_text(cell["speedup"])
     where = f"{cell['strategy']} on {cell['devices']} devices at batch {cell['batch']}"
     uncertain = _surely(cell) <= LEAST_GAIN < (cell.get("speedup_high") or cell["speedup"])
     if _width(cell) > ROUGH or uncertain:
-        where += f"; 95% interval {cell['speedup_low']:.2f}x to {cell['speedup_high']:.2f}x"
+        where += f"; 95% interval {ratio_text(cell['speedup_low'])} to {ratio_text(cell['speedup_high'])}"
     if _surely(cell) > LEAST_GAIN:
-        return f"{cell['workload']} trains {cell['speedup']:.2f}x as fast as on one device ({where})."
+        return f"{cell['workload']} trains {ratio} as fast as on one device ({where})."
     if uncertain:
-        return f"Whether {cell['workload']} trains faster is uncertain: at best {cell['speedup']:.2f}x ({where})."
-    return f"{cell['workload']} is never faster on more devices: at best {cell['speedup']:.2f}x ({where})."
+        return f"Whether {cell['workload']} trains faster is uncertain: at best {ratio} ({where})."
+    return f"{cell['workload']} is never faster on more devices: at best {ratio} ({where})."
 
 
 def _without_speedups(cells: Sequence[Cell]) -> str:
@@ -271,7 +278,7 @@ def _verdict_of_advice(verdict: Mapping[str, Any]) -> dict[str, Any]:
     document = {"sentence": verdict["reason"], "tone": tone}
     if gain is not None:
         devices = f"{best['devices']} device{'s' if best['devices'] > 1 else ''}"
-        document |= {"figure": f"{gain:.2f}x", "caption": f"predicted speed-up on {devices} at batch {best['batch']}"}
+        document |= {"figure": ratio_text(gain), "caption": f"predicted speed-up on {devices} at batch {best['batch']}"}
     return document
 
 

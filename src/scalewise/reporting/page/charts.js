@@ -189,6 +189,11 @@ function logTicks(values) {
   const decades = d3.range(Math.floor(Math.log10(least)), Math.ceil(Math.log10(most)) + 1);
   return decades.flatMap((decade) => steps.map((step) => step * 10 ** decade)).filter((tick) => tick >= least * 0.95 && tick <= most * 1.05);
 }
+/** Ticks 1, 2, 4, 8 ... of a logarithmic axis; none if the values span less than a factor of 6. */
+function doublings(values) {
+  const [least, most] = d3.extent(values);
+  return most > 6 * least ? { ticks: d3.range(Math.ceil(Math.log2(least)), Math.log2(most) + 0.05).map((power) => 2 ** power) } : {};
+}
 /** Values whose labels do not overlap on a logarithmic axis: each at least `factor` times the one before. */
 function apart(values, factor) {
   const kept = [];
@@ -255,7 +260,7 @@ function speedupCard(workload) {
     },
     y: (points) => {
       const values = points.flatMap((p) => [p.value, p.predicted]).filter((v) => known(v) && v > 0), most = Math.max(...points.map((p) => p.x));
-      return most > 8 ? { ...axis(values, "speed-up", 6), tickFormat: (d) => `${d}x` } : { label: "speed-up", grid: true, zero: true, tickFormat: (d) => `${d}x` };
+      return most > 8 ? { ...axis(values, "speed-up", 6), ...doublings(values), tickFormat: (d) => `${d}x` } : { label: "speed-up", grid: true, zero: true, tickFormat: (d) => `${d}x` };
     },
     under: (points) => {
       const most = Math.max(2, ...points.map((p) => p.x)), top = Math.max(...points.flatMap((p) => [p.value, p.predicted, p.predicted_high]).filter(known));
