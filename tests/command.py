@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from scalewise.cli import main
+from tests.preloaded import PreloadedCommand
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,13 +61,24 @@ def command(*arguments: object, module: str = "scalewise") -> list[str]:
 def start(
     *arguments: object, module: str = "scalewise", env_more: Mapping[str, str] | None = None, **more: Any
 ) -> subprocess.Popen[str]:
-    """Start a command as a process that can import `tests.tiny`."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+    """Start a command as a new Python process that can import `tests.tiny`."""
+    options = _options(env_more, more)
+    return subprocess.Popen(command(*arguments, module=module), text=True, **options)
+
+
+def fork(
+    *arguments: object, module: str = "scalewise", env_more: Mapping[str, str] | None = None, **more: Any
+) -> subprocess.Popen[str]:
+    """Start a command as `start` does, but from a process that has imported torch: this saves seconds."""
+    return PreloadedCommand(module, [str(argument) for argument in arguments], **_options(env_more, more))
+
+
+def _options(env_more: Mapping[str, str] | None, more: Mapping[str, Any]) -> dict[str, Any]:
     search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": search_path, **(env_more or {})}
-    return subprocess.Popen(command(*arguments, module=module), text=True, env=environment, **streams)
+    return {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment, **more}
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 120) -> Output:
+def finish(process: subprocess.Popen[str], seconds: float = 300) -> Output:
     stdout, stderr = process.communicate(timeout=seconds)
     return Output(process.returncode, stdout or "", stderr or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from scalewise.launch.server_session import ServedSession
 from scalewise.launch.session import Session
 from scalewise.strategies.base import Strategy
 from scalewise.training.session_pool import open_session
+from tests.short_visits import shortened
 
 DEVICE_KIND = os.environ.get("SCALEWISE_TEST_DEVICE_KIND", "cpu")
 """Device kind of the shared ranks; set SCALEWISE_TEST_DEVICE_KIND to 'cuda' or 'slice' on a machine with a GPU."""
@@ -55,6 +57,18 @@ def session_of() -> Iterator[SessionOf]:
     yield session_with
     for session in sessions.values():
         session.close()
+
+
+@pytest.fixture(scope="module")
+def short_visits() -> Iterator[None]:
+    """Make the sweeps of a module short: as many visits to every cell, with few steps each."""
+    with shortened():
+        yield
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of garbage collections, which every measurement of memory starts."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

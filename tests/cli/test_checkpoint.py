@@ -14,7 +14,7 @@ import pytest
 from safetensors import safe_open
 
 import scalewise as package
-from tests.command import Run, finish, start
+from tests.command import Run, finish, fork
 
 LINE = ("train", "tests.tiny:float32", "--device-kind", "cpu", "--batch", 4)
 LOCK = ".c.safetensors.lock"
@@ -28,7 +28,7 @@ def checkpoint(folder: Path) -> Path:
 @pytest.fixture
 def running(checkpoint: Path) -> Iterator[subprocess.Popen[str]]:
     """Start a process that trains until it is ended, and wait for its checkpoint."""
-    process = start(*LINE, "--steps", 10_000_000, "--checkpoint", checkpoint, "--checkpoint-every", 50)
+    process = fork(*LINE, "--steps", 10_000_000, "--checkpoint", checkpoint, "--checkpoint-every", 50)
     try:
         while not checkpoint.exists():
             with suppress(subprocess.TimeoutExpired):

@@ -19,6 +19,8 @@ from scalewise.sweep.grid import Cell
 from scalewise.sweep.sweep import Progress
 from tests.command import Run
 
+pytestmark = pytest.mark.usefixtures("short_visits")
+
 FAST = ("--device-kind", "cpu", "--interval", "1000")
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from scalewise.launch import emulated_hosts
-from tests.command import Run, finish, start
+from tests.command import Run, finish, fork
 
 RANKS = ("--devices", 2, "--device-kind", "cpu", "--batch", 8)
 
@@ -44,7 +44,7 @@ def test_the_document_says_where_it_ran_and_what_crossed(strategy: str, tmp_path
 )
 def test_a_rank_that_fails_is_named_and_nothing_is_left(workload: str, strategy: str, sentence: str) -> None:
     run = ("train", f"tests.tiny_ranks:{workload}", "--strategy", strategy, *RANKS, "--steps", 10**5, "--timeout", 2)
-    process = start(*run)
+    process = fork(*run)
     watched = psutil.Process(process.pid)
     processes: set[psutil.Process] = set()
     while process.poll() is None:
@@ -55,7 +55,7 @@ def test_a_rank_that_fails_is_named_and_nothing_is_left(workload: str, strategy:
         time.sleep(0.05)
     output = finish(process)
     output.refused(1, sentence)
-    assert psutil.wait_procs(processes, timeout=10)[1] == []
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
 
 
 @pytest.mark.slow
@@ -70,17 +70,17 @@ def test_a_rank_that_fails_is_named_and_nothing_is_left(workload: str, strategy:
 def test_ranks_end_with_the_command(number: signal.Signals, strategy: str, tmp_path: Path) -> None:
     checkpoint = tmp_path / "tiny.safetensors"
     run = ("train", "tests.tiny:float32", "--strategy", strategy, *RANKS, "--epochs", 10**6)
-    process = start(*run, "--checkpoint", checkpoint)
-    deadline = time.monotonic() + 60
+    process = fork(*run, "--checkpoint", checkpoint)
+    deadline = time.monotonic() + 120
     while not checkpoint.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 2
     process.send_signal(number)
-    output = finish(process, 20)
+    output = finish(process)
     if number == signal.SIGINT:
         output.refused(1, "stopped after", "continue with --checkpoint", "--resume")
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
 @pytest.mark.slow

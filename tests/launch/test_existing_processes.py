@@ -90,7 +90,7 @@ def test_every_rank_runs_the_task_and_only_the_main_rank_prints(tmp_path: Path) 
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert result.returncode == 1
     assert "error rank 1 failed at" in result.stderr

@@ -75,7 +75,7 @@ def _start(file: Path, script: str) -> subprocess.Popen[str]:
 
 def _output(process: subprocess.Popen[str]) -> list[str]:
     try:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 0, errors

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
-import sys
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +16,7 @@ from scalewise.launch.placement import Placement
 from scalewise.launch.real_hosts import RealHost, RealHosts, assign, commanding
 from scalewise.strategies.registry import strategy_of
 from scalewise.training.train import devices_asked
+from tests.command import fork
 
 
 def host(number: int, devices: int, gpus: int = 0) -> RealHost:
@@ -109,14 +107,8 @@ def start(hosts: int, local_rank: int, local_ranks: int, number: int, port: int)
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.launch.real_hosts_script"],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, **{name: str(value) for name, value in ranks.items()}},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environment = {name: str(value) for name, value in ranks.items()}
+    return fork(module="tests.launch.real_hosts_script", env_more=environment)
 
 
 @pytest.fixture(scope="module")

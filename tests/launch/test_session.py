@@ -19,6 +19,7 @@ from scalewise.core.errors import Kind, RankFailed, UserError
 from scalewise.launch.cpu_cores import allowed_cores
 from scalewise.launch.placement import Placement
 from scalewise.launch.session import Session
+from tests.command import fork
 from tests.conftest import SessionOf
 from tests.launch import tasks
 
@@ -105,7 +106,7 @@ def test_the_rank_that_failed_is_named_and_all_ranks_end(how: str, kind: str, ca
         assert not session.is_open
     failure = failed.value.failure
     assert (failure.kind, failure.rank, failure.who, failure.cause) == (kind, 1, "rank 1", cause)
-    assert psutil.wait_procs(ranks, timeout=5)[1] == []
+    assert psutil.wait_procs(ranks, timeout=60)[1] == []
 
 
 def test_the_error_of_a_rank_contains_its_traceback() -> None:
@@ -145,7 +146,7 @@ def test_a_rank_killed_between_tasks_fails_the_next_one() -> None:
     with Session(Placement(2, "cpu")) as session:
         victim = psutil.Process(session.run(tasks.where)[1]["pid"])
         victim.kill()
-        victim.wait(5)
+        victim.wait(60)
         with failing("died", "rank 1"):
             session.run(tasks.total, 1.0)
 
@@ -158,7 +159,7 @@ def test_an_error_of_the_launcher_ends_the_ranks() -> None:
         ranks = [psutil.Process(place["pid"]) for place in session.run(tasks.where)]
         with pytest.raises(LookupError):
             session.run(tasks.count_up, 1, on_report=refuse)
-    assert psutil.wait_procs(ranks, timeout=5)[1] == []
+    assert psutil.wait_procs(ranks, timeout=60)[1] == []
 
 
 def test_nothing_listens_beyond_loopback() -> None:
@@ -214,8 +215,8 @@ def test_all_processes_and_files_are_removed_when_the_launcher_ends(
         os.killpg(launcher.pid, number)
     else:
         launcher.send_signal(number)
-    errors = launcher.communicate(timeout=60)[1]
-    assert psutil.wait_procs(others, timeout=60)[1] == []
+    errors = launcher.communicate(timeout=120)[1]
+    assert psutil.wait_procs(others, timeout=120)[1] == []
     assert list(tmp_path.iterdir()) == []
     assert not list(Path("/sys/fs/cgroup").glob(f"*/scalewise-{launcher.pid}-*"))
     # Output of ranks goes to stderr, because the launcher writes its result to stdout.
@@ -226,13 +227,11 @@ def test_all_processes_and_files_are_removed_when_the_launcher_ends(
 @pytest.mark.parametrize("end", ["interrupted", "launcher killed", "rank killed"])
 @pytest.mark.slow
 def test_data_loaders_end_with_their_rank(end: str, tmp_path: Path) -> None:
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "tests.launch.launcher", "2", "1", "", "load_and_hang"],
-        cwd=REPOSITORY,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
+    launcher = fork(
+        *("2", "1", "", "load_and_hang"),
+        module="tests.launch.launcher",
+        env_more={"TMPDIR": str(tmp_path)},
         stderr=subprocess.DEVNULL,
-        text=True,
         start_new_session=True,
     )
     assert launcher.stdout is not None
@@ -245,8 +244,8 @@ def test_data_loaders_end_with_their_rank(end: str, tmp_path: Path) -> None:
             os.killpg(launcher.pid, signal.SIGINT)
         else:
             (launcher if end == "launcher killed" else ranks[1]).kill()
-        assert psutil.wait_procs(others, timeout=60)[1] == []
-        assert launcher.wait(60) != 0
+        assert psutil.wait_procs(others, timeout=120)[1] == []
+        assert launcher.wait(120) != 0
         assert [path for pattern in ("pymp-*", "pytorch-*") for path in tmp_path.glob(pattern)] == []
     finally:
         launcher.kill()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import signal
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -29,9 +31,15 @@ class Ranks:
         self.rank_ends = [rank_end for _, rank_end in pipes]
         self.ended, self._alive = Pipe()
         self.stopped: set[int] = set()
+        self.codes: dict[int, int] = {}
 
     def exits(self) -> dict[int, int]:
-        return {}
+        return self.codes
+
+    def end(self, codes: dict[int, int]) -> None:
+        """Report, as the agent does, that all ranks have ended."""
+        self.codes = codes
+        self._alive.close()
 
     def signal(self, _number: int, rank: int) -> None:
         if rank not in self.stopped:
@@ -74,6 +82,17 @@ def test_a_stopped_rank_is_named_among_silent_ranks(ranks: Ranks) -> None:
     with pytest.raises(RankFailed, match=r"^rank 2 did not answer within 0.1 s$") as failed:
         gather(ranks)
     assert "line 3" in failed.value.details
+
+
+def test_the_exit_code_of_a_dead_rank_may_arrive_late(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channel of a killed rank closes at once; on a busy machine its exit code is known seconds later."""
+    monkeypatch.setattr(task_results, "_SETTLE_SYMPTOM_SECONDS", 0.01)
+    ranks.rank_ends[1].close()
+    agent = Timer(0.3, ranks.end, [{1: -signal.SIGKILL}])
+    agent.start()
+    with pytest.raises(RankFailed, match=r"^rank 1 was killed \(signal 9\)$"):
+        gather(ranks)
+    agent.join()
 
 
 def test_an_error_of_the_users_code_on_one_rank_is_a_rank_failure(

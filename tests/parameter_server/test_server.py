@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +19,7 @@ from scalewise.launch.elastic_agent import LOOPBACK, open_store
 from scalewise.parameter_server.client import Client, ConnectionLost, ServerConnection, announce, announce_end, pull_tag
 from scalewise.parameter_server.server import Push, Server, Slot
 from scalewise.strategies.server_plan import pieces_of
+from tests.command import fork
 from tests.parameter_server import pushing_worker
 
 SECONDS = 20.0
@@ -188,8 +188,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_push_is_dropped(store: TCPStore) 
     sgd = partial(torch.optim.SGD, lr=1.0)
     pieces = pieces_of(elements, 4, 1, pushing_worker.PIECE_MB)
     server = Server(0, pieces, torch.zeros(elements), sgd, max_staleness=1, workers=2)
-    command = [sys.executable, "-m", pushing_worker.__name__, str(store.port), str(elements)]
-    with ThreadPoolExecutor(1) as threads, subprocess.Popen(command) as worker:
+    with ThreadPoolExecutor(1) as threads, fork(store.port, elements, module=pushing_worker.__name__) as worker:
         serving = threads.submit(server.serve, store)
         try:
             while not server.sessions:

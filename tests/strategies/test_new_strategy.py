@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.command import ROOT, Output, finish, start
+from tests.command import ROOT, Output, finish, fork
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     cache = {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "SCALEWISE_SPEECH": ""}
 
     def run(*arguments: object) -> Output:
-        return finish(start(*arguments, module="tests.toy_strategy", env_more=cache))
+        return finish(fork(*arguments, module="tests.toy_strategy", env_more=cache))
 
     return run
 

@@ -5,6 +5,7 @@ It forks before it starts any thread, so that no start has to import again. The 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from scalewise.sweep import sweep as sweeps
 from scalewise.sweep.measure import measure
 from scalewise.training import session_pool
 from scalewise.training.session_pool import AnySession
+from tests.short_visits import shortened
 
 BATCHES = range(2, 14)
 KILLS = 10
@@ -40,17 +42,18 @@ def start(folder: Path) -> int:
     session_pool.open_for = in_this_process
     sweeps.FEWEST_CELLS, sweeps.WINDOW = 10**6, 2  # record cells early, so that a kill could lose some
     try:
-        measure(
-            ["tests.tiny:float32", "tests.tiny:float64"],
-            strategy="single",
-            devices=[1],
-            batch=BATCHES,
-            device_kind="cpu",
-            samples=20,
-            interval=1e3,
-            resume=True,
-            out=folder,
-        )
+        with shortened():
+            measure(
+                ["tests.tiny:float32", "tests.tiny:float64"],
+                strategy="single",
+                devices=[1],
+                batch=BATCHES,
+                device_kind="cpu",
+                samples=20,
+                interval=1e3,
+                resume=True,
+                out=folder,
+            )
     except BaseException as error:
         print(error, file=sys.stderr)
         os._exit(1)
@@ -76,6 +79,7 @@ def kill(child: int, folder: Path, random: Random) -> int:
 
 
 def main() -> None:
+    gc.freeze()
     folder, random = Path(sys.argv[1]), Random(int(sys.argv[2]))
     cells: list[int] = []
     for _ in range(KILLS):

@@ -23,6 +23,8 @@ from tests import tiny_broken
 from tests.command import ROOT
 from tests.sweep import killed_sweep
 
+pytestmark = pytest.mark.usefixtures("short_visits")
+
 FAST: dict[str, Any] = {"device_kind": "cpu", "interval": 1e3, "timeout_seconds": 20.0}
 """Options that accept any interval, so that each cell is timed in as few blocks as possible."""
 

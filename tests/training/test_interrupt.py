@@ -13,7 +13,7 @@ import pytest
 from scalewise.core.errors import PeerSilent
 from scalewise.launch.elastic_agent import LOOPBACK, open_store
 from scalewise.runtime.graceful_stop import GracefulStop, RankStop, StopSignals, request_stop
-from tests.command import Run, finish, start
+from tests.command import Run, finish, fork
 from tests.training.test_resume import content, steps_in
 
 
@@ -111,9 +111,7 @@ def test_a_signal_saves_a_checkpoint_from_which_the_run_continues(
     """
     saved, whole = tmp_path / "c.safetensors", tmp_path / "whole.safetensors"
     line = [*TINY, "--strategy", strategy, "--devices", 2]
-    process = start(
-        *line, "--epochs", 1_000_000, "--checkpoint", saved, "--checkpoint-every", 7, start_new_session=True
-    )
+    process = fork(*line, "--epochs", 1_000_000, "--checkpoint", saved, "--checkpoint-every", 7, start_new_session=True)
     while not saved.exists():
         assert process.poll() is None, finish(process)
     os.killpg(process.pid, number)

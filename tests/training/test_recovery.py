@@ -21,7 +21,7 @@ from scalewise.strategies.registry import strategy_of
 from scalewise.training.checkpoint import Progress, is_intact, save_checkpoint, saved_progress, usable_version
 from scalewise.training.recovery import SHARE_FOR_SAVING, Recovery, next_save
 from scalewise.training.results import Report, Request
-from tests.command import Run, finish, start
+from tests.command import Run, finish, fork
 from tests.training.test_resume import content, steps_in
 
 PROGRESS = Progress("tiny", 16, 4, "sgd", 0.1, 0, 1, "fp32", 0)
@@ -144,7 +144,7 @@ def test_a_killed_rank_changes_nothing_in_the_result(tmp_path: Path, scalewise: 
     saved, whole = tmp_path / "c.safetensors", tmp_path / "whole.safetensors"
     line = ["train", "tests.training.models:dropout", "--device-kind", "cpu", "--batch", 4, "--samples", 40]
     line += ["--strategy", "mirrored", "--devices", 2, "--steps", 600]
-    process = start(*line, "--checkpoint", saved, "--max-restarts", 1, "--json")
+    process = fork(*line, "--checkpoint", saved, "--max-restarts", 1, "--json")
     while not saved.exists():
         assert process.poll() is None, finish(process)
     [rank] = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == "sw rank 1"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from tests.command import Output, Run, finish, start
+from tests.command import Output, Run, finish, fork
 from tests.training.conftest import Train
 
 DROPOUT = "tests.training.models:dropout"
@@ -67,8 +67,8 @@ def test_saving_more_often_does_not_change_the_run(train: Train, tmp_path: Path)
 
 
 def stopped_by(number: int, line: list[object], path: Path) -> Output:
-    """Start a process and send it a signal after its first checkpoint."""
-    process = start(*line, "--checkpoint", path, "--checkpoint-every", 50, "--steps", 10_000_000)
+    """Fork a process and send it a signal after its first checkpoint."""
+    process = fork(*line, "--checkpoint", path, "--checkpoint-every", 50, "--steps", 10_000_000)
     try:
         while not path.exists():
             with suppress(subprocess.TimeoutExpired):

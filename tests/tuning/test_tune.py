@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from scalewise.launch.forkserver import load_for_ranks
 from scalewise.tuning import trials
 from scalewise.tuning.result import TuneResult
 from scalewise.tuning.tune import Progress
+from tests.command import fork
 
 MODEL = str(Path(__file__).with_name("model.py")) + ":net"
 SHAPE = {"input_shape": "1x8x8", "classes": 3}
@@ -140,9 +139,7 @@ def test_bad_input(arguments: dict[str, object], message: str) -> None:
 
 
 def test_ctrl_c_keeps_the_finished_trials(tmp_path: Path) -> None:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "tests.tuning.interrupted", MODEL]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = fork(MODEL, module="tests.tuning.interrupted", env_more={"XDG_CACHE_HOME": str(tmp_path)})
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("1 "):  # the first trial is finished

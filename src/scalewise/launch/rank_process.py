@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import re
@@ -133,6 +134,7 @@ class RankSetup:
 def run_rank(setup: RankSetup) -> None:
     """Run a rank; the elastic agent has set RANK, WORLD_SIZE and the address of the store."""
     die_with_launcher()
+    gc.freeze()  # objects of imported modules live until the end: collections need not look at them, which takes 0.2 s
     # Data loader processes are forked from a forkserver of this rank, so that torch is loaded once and not in each.
     forkserver.set_forkserver_preload(["scalewise.runtime.feed"])
     local = int(os.environ["RANK"])

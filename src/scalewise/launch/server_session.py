@@ -98,8 +98,9 @@ class HeartbeatMonitor:
         self._deadlines.pop(worker, None)
 
 
-# When a server dies, its workers fail with a lost connection, possibly before the launcher detects the dead server.
-_SETTLE_SECONDS = 3.0
+# When a server dies, its workers fail with a lost connection, possibly before the launcher detects the dead server:
+# on a busy machine seconds before.
+_SETTLE_SECONDS = {"timeout": 3.0, "lost": 10.0}
 _GONE: frozenset[Kind] = frozenset({"died", "lost"})
 """Failures of an asynchronous worker that the run survives; a worker that raises or hangs fails the run."""
 Task = Callable[..., Any]
@@ -264,7 +265,7 @@ class ServedSession:
 def _raise_cause(error: BaseException, serving: Future[list[Any]], working: Iterable[Future[list[Any]]]) -> None:
     """Raise the failure of a server or of a worker that hangs, if it caused `error`."""
     if isinstance(error, RankFailed) and error.kind in SYMPTOMS:
-        deadline = time.monotonic() + _SETTLE_SECONDS
+        deadline = time.monotonic() + _SETTLE_SECONDS[error.kind]
         while not (_failed(serving) or any(map(_hung, working))) and time.monotonic() < deadline:
             time.sleep(0.05)
     for cause in (*filter(_failed, [serving]), *filter(_hung, working)):

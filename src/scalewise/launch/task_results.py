@@ -23,6 +23,8 @@ OnReport = Callable[[int, Any], None]
 # that it causes in its peers, and the rank that caused a timeout may report last.
 _SETTLE_SECONDS = 0.3
 _SETTLE_SYMPTOM_SECONDS = 2.0
+_EXIT_SECONDS = 30.0
+"""Longest wait for the exit code of a rank whose channel is closed: on a busy machine it arrives seconds later."""
 _STACK_SECONDS = 0.3
 MIN_JOIN_SECONDS = 30.0
 """Shortest time that ranks get to join the others, whatever the timeout: on a busy machine they start far apart."""
@@ -125,6 +127,7 @@ class ResultCollector:
 
     def _timeout_failures(self) -> list[Failure]:
         if self._gone:
+            wait([self._agent.ended], _EXIT_SECONDS)
             return self._exit_failures()
         silent = self._running()
         explained = any(failure.kind not in SYMPTOMS for failure in self._failures)
