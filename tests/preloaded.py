@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import util
+from multiprocessing import forkserver, util
 from typing import Any
 
 IMPORTED = (
@@ -113,11 +113,11 @@ def _serve(requests: socket.socket) -> _Request:
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     statuses: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([requests, ended], [], [])
+        ready = select.select([requests.fileno(), ended], [], [])[0]
         if ended in ready:
             os.read(ended, 4096)
             _report_ended(statuses)
-        if requests in ready:
+        if requests.fileno() in ready:
             message, descriptors, *_ = socket.recv_fds(requests, _LARGEST_REQUEST, 4)
             if not message:
                 os._exit(0)
@@ -151,19 +151,20 @@ def _take_over(streams: Sequence[int]) -> None:
     for number, (name, mode, errors) in enumerate(
         (("stdin", "r", "strict"), ("stdout", "w", "strict"), ("stderr", "w", "backslashreplace"))
     ):
-        stream = open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115 - open to the end
-        assert isinstance(stream, io.TextIOWrapper)
-        stream.reconfigure(line_buffering=name == "stderr" or stream.isatty())
-        setattr(sys, name, stream)
+        raw = open(number, f"{mode}b", closefd=False)  # noqa: SIM115 - open to the end
+        by_line = name == "stderr" or os.isatty(number)
+        setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=by_line))
 
 
 def _fork_forkserver() -> None:
     """Start this process's forkserver as a fork, which has imported everything already."""
-    command, start = os.getpid(), util.spawnv_passfds  # type: ignore[attr-defined]
+    helpers: Any = util
+    command, start = os.getpid(), helpers.spawnv_passfds
 
     def spawn(path: bytes, arguments: list[str], descriptors: Sequence[int]) -> int:
         if os.getpid() != command or "multiprocessing.forkserver" not in arguments[-1]:
-            return start(path, arguments, descriptors)  # type: ignore[no-any-return]
+            pid: int = start(path, arguments, descriptors)
+            return pid
         if pid := os.fork():
             return pid
         try:
@@ -171,11 +172,13 @@ def _fork_forkserver() -> None:
             for kept in (*sorted(descriptors), os.sysconf("SC_OPEN_MAX")):
                 os.closerange(first, kept)
                 first = kept + 1
+            server: Any = forkserver
+            server._forkserver.__init__()  # its lock is held while it starts a process
             exec(arguments[-1], {})
         finally:
             os._exit(0)
 
-    util.spawnv_passfds = spawn  # type: ignore[attr-defined]
+    helpers.spawnv_passfds = spawn
 
 
 def _run(request: _Request) -> None:

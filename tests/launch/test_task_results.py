@@ -36,6 +36,9 @@ class Ranks:
     def exits(self) -> dict[int, int]:
         return self.codes
 
+    def has_exited_normally(self, rank: int) -> bool:
+        return self.codes.get(rank) == 0
+
     def end(self, codes: dict[int, int]) -> None:
         """Report, as the agent does, that all ranks have ended."""
         self.codes = codes

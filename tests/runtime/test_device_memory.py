@@ -141,6 +141,31 @@ def test_a_system_without_these_statistics_measures_nothing(monkeypatch: pytest.
         assert (peak.look(), peak.read()) == (0, None)
 
 
+PEAK_WITH_THREADS = """
+import threading, torch
+from scalewise.runtime.device_memory import PeakMemory
+
+with PeakMemory(torch.device("cpu")) as peak:
+    peak.watch(steps=8, limited=False)
+    peak.look()
+    peak.after_step(1)
+    both_allocated = threading.Barrier(2)
+    threads = [threading.Thread(target=lambda: (bytearray(10_000), both_allocated.wait())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    peak.after_step(2)
+    print(peak.read())
+"""
+
+
+def test_threads_that_allocate_at_the_same_time_add_only_what_they_allocate() -> None:
+    """In a new process, in which glibc reserves 64 MB of addresses for each such thread."""
+    output = subprocess.run([sys.executable, "-c", PEAK_WITH_THREADS], capture_output=True, text=True, check=True)
+    assert int(output.stdout) < 1 * MB
+
+
 FAULTS_OF_LATER_STEPS = """
 import resource, torch
 from scalewise.runtime.device_memory import PeakMemory

@@ -54,6 +54,7 @@ class RankProcesses(Protocol):
     ended: Connection
 
     def exits(self) -> Mapping[int, int | str]: ...
+    def has_exited_normally(self, rank: int) -> bool: ...
     def signal(self, number: signal.Signals, rank: int) -> None: ...
     @property
     def pids(self) -> list[int]: ...
@@ -132,6 +133,11 @@ class Agent:
         return (
             {} if self._result is None else {rank: failure.exitcode for rank, failure in self._result.failures.items()}
         )
+
+    def has_exited_normally(self, rank: int) -> bool:
+        """Whether torch's agent has seen that a rank ended with exit code 0, which it takes for a success."""
+        context: Any = self._agent._pcontext
+        return context is not None and context._pc.processes[rank]._popen.returncode == 0
 
     def signal(self, number: signal.Signals, rank: int) -> None:
         _signal(self._agent.get_worker_group().workers[rank].id, number)

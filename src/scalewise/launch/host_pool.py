@@ -131,6 +131,10 @@ class RemoteRanks:
             raise RunFailed(self._problem)
         return dict(self._exits)
 
+    def has_exited_normally(self, rank: int) -> bool:  # noqa: ARG002
+        """False: hosts report failures only."""
+        return False
+
     def signal(self, number: Signals, rank: int) -> None:
         self._pool.send(self._hosts[rank], "signal", self._number, self._hosts[:rank].count(self._hosts[rank]), number)
 

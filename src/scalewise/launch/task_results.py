@@ -25,6 +25,7 @@ _SETTLE_SECONDS = 0.3
 _SETTLE_SYMPTOM_SECONDS = 2.0
 _EXIT_SECONDS = 30.0
 """Longest wait for the exit code of a rank whose channel is closed: on a busy machine it arrives seconds later."""
+_POLL_SECONDS = 0.05
 _STACK_SECONDS = 0.3
 MIN_JOIN_SECONDS = 30.0
 """Shortest time that ranks get to join the others, whatever the timeout: on a busy machine they start far apart."""
@@ -127,7 +128,7 @@ class ResultCollector:
 
     def _timeout_failures(self) -> list[Failure]:
         if self._gone:
-            wait([self._agent.ended], _EXIT_SECONDS)
+            self._wait_for_exit_codes()
             return self._exit_failures()
         silent = self._running()
         explained = any(failure.kind not in SYMPTOMS for failure in self._failures)
@@ -140,6 +141,13 @@ class ResultCollector:
         silent = [rank for rank, stack in stacks.items() if not stack] or silent
         allowed_seconds = self._timeout_seconds if self._failures else self._allowed_seconds
         return [from_hang(silent, allowed_seconds, "".join(stacks.values()), group)]
+
+    def _wait_for_exit_codes(self) -> None:
+        """Wait until the agent has seen how the ranks without a channel ended; it ends itself if one has failed."""
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while time.monotonic() < deadline and not all(map(self._agent.has_exited_normally, self._gone)):
+            if wait([self._agent.ended], _POLL_SECONDS):
+                return
 
     def _cause(self) -> Failure:
         cause = first_cause(self._failures)

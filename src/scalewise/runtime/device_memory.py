@@ -13,7 +13,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
 from types import TracebackType
 
 import torch
@@ -28,6 +28,8 @@ FEWEST_STEPS = 8
 """Shortest run that is measured on a CPU: both watched steps are warm-up there."""
 MARGIN = 2**20
 """Bytes kept in place beyond those of a step."""
+THREADS = 4
+"""Number of threads of a rank, in addition to its own, that allocate at the same time."""
 
 
 def forget_peak_memory(device: torch.device) -> None:
@@ -53,11 +55,15 @@ def _bytes_below_peak() -> int | None:
 def _load_libraries() -> None:
     """Load what the first step would load: torch._dynamo (by the optimizer), autograd, oneDNN and the BLAS.
 
-    A thread allocates too: glibc reserves 64 MB for the first thread that does, and later threads take that over.
+    Threads allocate too: glibc reserves 64 MB for each thread that does at the same time as others. Threads that start
+    later take over what ended ones have left.
     """
-    thread = Thread(target=bytearray, args=(SMALL,))
-    thread.start()
-    thread.join()
+    all_allocated = Barrier(THREADS)
+    threads = [Thread(target=lambda: (bytearray(SMALL), all_allocated.wait())) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     importlib.import_module("torch._dynamo")
     with torch.random.fork_rng(devices=[]):  # the run's own random numbers stay as they are
         layers = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten(), nn.Linear(4, 1))
