@@ -35,7 +35,8 @@ demo: $(READY)  ## the 2020 study on this machine in 3 minutes: which model gain
 	@$(BIN)/scalewise reproduce stevens --quick --out demo
 
 test: $(READY)  ## all tests, with real processes, sockets and namespaces: several minutes
-	@$(BIN)/pytest -m "not serial and not compiled" --numprocesses $(TEST_PROCESSES) --dist loadscope; side_by_side=$$?; \
+	@$(BIN)/pytest -m "not serial and not compiled" --numprocesses $(TEST_PROCESSES) \
+		--dist loadscope --no-loadscope-reorder; side_by_side=$$?; \
 		$(BIN)/pytest -m serial && exit $$side_by_side
 
 test-fast: $(READY)  ## tests that start no processes: a minute

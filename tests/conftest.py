@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -20,12 +21,18 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import torch
+
 from scalewise.launch.placement import Placement
 from scalewise.launch.server_session import ServedSession
 from scalewise.launch.session import Session
 from scalewise.strategies.base import Strategy
 from scalewise.training.session_pool import open_session
 from tests.short_visits import shortened
+
+SIDE_BY_SIDE = "PYTEST_XDIST_WORKER" in os.environ
+if SIDE_BY_SIDE:
+    torch.set_num_threads(1)  # the processes share the cores; ranks set their own number
 
 DEVICE_KIND = os.environ.get("SCALEWISE_TEST_DEVICE_KIND", "cpu")
 """Device kind of the shared ranks; set SCALEWISE_TEST_DEVICE_KIND to 'cuda' or 'slice' on a machine with a GPU."""
@@ -72,7 +79,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that use ranks as slow."""
+    """Mark tests that use ranks as slow; when tests run side by side, begin with the modules that take longest."""
     for item in items:
         if "session_of" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+    if SIDE_BY_SIDE:
+        slow_tests = Counter(item.path for item in items if item.get_closest_marker("slow"))
+        items.sort(key=lambda item: -slow_tests[item.path])

@@ -55,7 +55,7 @@ class PreloadedCommand(subprocess.Popen[str]):
         self._module = module
         super().__init__(list(arguments), text=True, **options)
 
-    def _execute_child(self, args: list[str], *options: Any) -> None:  # of subprocess.Popen, as are the next two
+    def _execute_child(self, args: list[str], *options: Any) -> None:  # called by subprocess.Popen
         environment, streams, new_session = options[5], options[9:15], options[20]
         ours = streams[0], streams[3], streams[5]
         descriptors = [number if stream == -1 else stream for number, stream in enumerate(ours)]
