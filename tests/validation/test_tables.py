@@ -124,12 +124,12 @@ def test_errors_and_decisions_on_data_parallel() -> None:
     assert errors_of(others.cells).median < 12
     assert errors_of(others.cells).p90 < 25
     assert errors_of(fitted.cells).median < 6.5
-    for table, found, right in ((others, 60, 75), (fitted, 75, 85)):
+    for table, recall, precision in ((others, 60, 75), (fitted, 75, 85)):
         slower = threshold_decisions(table.cells)["slower than one device"]
         assert slower.recall_percent is not None
         assert slower.precision_percent is not None
-        assert slower.recall_percent > found
-        assert slower.precision_percent > right
+        assert slower.recall_percent > recall
+        assert slower.precision_percent > precision
         assert_intervals_hold(table)
     assert_intervals_hold(three_gpus)
 
