@@ -135,6 +135,27 @@ def test_calls_that_other_programs_disturb_do_not_count(disturbed: int, unstable
     assert seconds.unstable is unstable
 
 
+def test_a_delayed_rank_does_not_make_a_call_look_short() -> None:
+    """The receiver starts 0.3 s late in most calls, when the data is there already: from its start they take 1 ms."""
+    sent = [(float(start), start + 0.05) for start in range(20)]
+    received = [(start + (0.3 if start % 4 else 0.01), start + (0.301 if start % 4 else 0.06)) for start in range(20)]
+    calls = [link_benchmarks.TimedCalls("send", 4, spans) for spans in (sent, received)]
+    assert link_benchmarks.seconds_of(calls).seconds == pytest.approx(0.05)
+
+
+def test_ranks_between_the_ends_of_a_send_do_not_count(session_of: SessionOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_links, "OPERATIONS", ("send",))
+    session = session_of(3)
+    monkeypatch.setattr(session, "run", lambda *_, **__: by_rank)
+    late = [(start + 0.4, start + 0.4) for start in range(20)]
+    ends = [(float(start), start + 0.05) for start in range(20)]
+    by_rank = [
+        [link_benchmarks.TimedCalls("send", size, spans) for size in (1024, 4096)] for spans in (ends, late, ends)
+    ]
+    [fitted], _ = measure_links._operations(session, 3, 0.1, lambda _: None)
+    assert fitted.points == ((1024, pytest.approx(0.05)), (4096, pytest.approx(0.05)))
+
+
 def test_unstable_operations_are_named_in_the_report_and_in_the_cluster() -> None:
     measured = measurements()
     shaky = replace(measured, operations=[replace(measured.operations[0], unstable=True), *measured.operations[1:]])

@@ -182,12 +182,17 @@ def seconds_of(ranks: Sequence[TimedCalls]) -> CallSeconds:
     """Seconds of an undisturbed call, from the last rank's start to the last rank's end.
 
     Ranks leave the barrier before a call one after the other, so the call starts when the last rank does. Other
-    programs only make calls longer, so a low quantile is close to what an idle machine takes.
+    programs delay single ranks. A delayed start makes the call itself look short, as the data may be there already, so
+    the calls that are shortest from the first rank's start on count.
     """
-    calls = zip(*(rank.spans for rank in ranks), strict=True)
-    seconds = [max(end for _, end in call) - max(start for start, _ in call) for call in calls]
-    undisturbed = low_quantile(seconds, UNDISTURBED)
-    return CallSeconds(undisturbed, median(seconds) > (1 + UNSTABLE) * undisturbed)
+    calls = [
+        (max(end for _, end in call) - min(start for start, _ in call), max(start for start, _ in call), call)
+        for call in zip(*(rank.spans for rank in ranks), strict=True)
+    ]
+    calls.sort(key=lambda timed: timed[0])
+    undisturbed = calls[: max(1, int(UNDISTURBED * len(calls)))]
+    seconds = median(max(end for _, end in call) - start for _, start, call in undisturbed)
+    return CallSeconds(seconds, median(whole for whole, _, _ in calls) > (1 + UNSTABLE) * undisturbed[-1][0])
 
 
 PINGS = 100

@@ -22,6 +22,7 @@ from scalewise.launch.devices import device_name, settle
 from scalewise.launch.placement import Placement
 from scalewise.launch.real_hosts import real_hosts
 from scalewise.launch.session import Session
+from scalewise.predict.network import SEND
 from scalewise.probe.contention import (
     DeviceRates,
     compute_during_reduce,
@@ -53,7 +54,7 @@ from scalewise.probe.link_fit import (
     undisturbed,
 )
 
-OPERATIONS = ("send", "broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter", RING)
+OPERATIONS = (SEND, "broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter", RING)
 SECONDS, QUICK_SECONDS = 0.15, 0.03
 """Seconds spent on one operation at one size."""
 EVERY_COUNT = 8
@@ -249,7 +250,8 @@ def _operations(
             refused.append(f"{first.operation} is not supported on these devices: {first.reason}")
             continue
         assert isinstance(first, TimedCalls)
-        timed = seconds_of(calls)
+        # The ranks between the ends of a send take no part in it.
+        timed = seconds_of((calls[0], calls[-1]) if first.operation == SEND else calls)
         points.setdefault(first.operation, []).append((first.bytes, timed.seconds))
         unstable[first.operation] += timed.unstable
     return [
