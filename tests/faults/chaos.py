@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 from tests.command import command, finish, start
 
 STRATEGIES = ["mirrored", "ring", "parameter-server", "central-storage", "layers", "pipeline", "tensor", "sharded"]
+ON_SEVERAL_HOSTS = [strategy for strategy in STRATEGIES if strategy != "central-storage"]
 FAULTS = ["kill -9", "SIGSTOP", "SIGTERM", "full disk", "link down"]
 STEPS = 400
 LINE = ["train", "tests.tiny:float64", "--device-kind", "cpu", "--batch", 4, "--samples", 40, "--steps", STEPS]
@@ -52,8 +53,8 @@ class Trial:
         """Return the strategy, the fault and the outcome: 'recovered', 'stopped' or 'failed'."""
         chance = random.Random(f"{self.seed}/{self.number}")
         is_root = os.geteuid() == 0
-        strategy = chance.choice(STRATEGIES)
         fault = chance.choice(FAULTS if is_root else FAULTS[:3])
+        strategy = chance.choice(ON_SEVERAL_HOSTS if fault == "link down" else STRATEGIES)
         disk = self.folder / "disk"
         disk.mkdir()
         if fault == "full disk":

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from scalewise.core.errors import RunFailed
-from scalewise.launch.idle_ranks import run_on_hosts
+from scalewise.launch.host_process import run_on_hosts
 from scalewise.launch.placement import Placement, under_torchrun
 from scalewise.launch.real_hosts import real_hosts
 from scalewise.launch.server_session import ServedSession

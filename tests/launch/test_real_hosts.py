@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import threading
 from contextlib import ExitStack
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -94,6 +96,24 @@ def test_strangers_cannot_connect() -> None:
     finally:
         listener.close()
     assert greeted in ([], ["friend"])  # the last greeting may still be on its way
+
+
+def test_silent_strangers_neither_delay_others_nor_pile_up() -> None:
+    greeted = Queue[object]()
+    listener = Listener("127.0.0.1", b"secret", lambda hello, _: greeted.put(hello))
+    threads = threading.active_count()
+    with ExitStack() as stack:
+        stack.callback(listener.close)
+        strangers = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(300)]
+        for stranger in strangers:
+            stack.enter_context(stranger)
+        stack.enter_context(connect(("127.0.0.1", listener.port), b"secret", "friend"))
+        assert greeted.get(timeout=20) == "friend"
+        for stranger in strangers[:44]:  # ended for those that came later
+            stranger.settimeout(20)
+            while stranger.recv(4096):
+                pass
+        assert threading.active_count() - threads <= 256 + 2
 
 
 def start(hosts: int, local_rank: int, local_ranks: int, number: int, port: int) -> subprocess.Popen[str]:

@@ -172,7 +172,7 @@ def test_nothing_listens_beyond_loopback() -> None:
             if connection.laddr and connection.status == psutil.CONN_LISTEN and connection.pid in pids
         ]
     assert {ip for ip, _ in listening} == {"127.0.0.1"}
-    assert {pid for _, pid in listening} == pids
+    assert {pid for _, pid in listening} == pids - {os.getpid()}  # gloo; the launcher serves its store without a port
 
 
 @needs_root

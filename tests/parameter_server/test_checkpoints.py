@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from scalewise.launch.elastic_agent import LOOPBACK, open_store
+from scalewise.launch.elastic_agent import LOOPBACK
+from scalewise.launch.store import open_tcp_store
 from scalewise.parameter_server.checkpoints import WEIGHTS, WHEN_OVER, Archive
 from scalewise.parameter_server.client import announce_end
 from scalewise.parameter_server.server import Push, Server
@@ -24,7 +25,7 @@ KINDS = state_after_a_step(ADAM, torch.float32)
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    return open_store(LOOPBACK, SECONDS)
+    return open_tcp_store(LOOPBACK, SECONDS)
 
 
 def _server(number: int, pieces: tuple[Piece, ...]) -> Server:

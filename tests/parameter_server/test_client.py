@@ -8,7 +8,8 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from scalewise.launch.elastic_agent import LOOPBACK, open_store
+from scalewise.launch.elastic_agent import LOOPBACK
+from scalewise.launch.store import open_tcp_store
 from scalewise.parameter_server.client import announce, announce_end, arrivals
 
 SECONDS = 20.0
@@ -32,7 +33,7 @@ class Dying:
 
 
 def test_workers_that_join_after_a_dead_one_are_found() -> None:
-    store = open_store(LOOPBACK, SECONDS)
+    store = open_tcp_store(LOOPBACK, SECONDS)
     with ThreadPoolExecutor(1) as threads:
         arrived = threads.submit(lambda: [worker for _, worker in arrivals(store)])
         try:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from scalewise.launch.elastic_agent import LOOPBACK, open_store
+from scalewise.launch.elastic_agent import LOOPBACK
+from scalewise.launch.store import open_tcp_store
 from scalewise.parameter_server.client import Client, ConnectionLost, ServerConnection, announce, announce_end, pull_tag
 from scalewise.parameter_server.server import Push, Server, Slot
 from scalewise.strategies.server_plan import pieces_of
@@ -40,7 +41,7 @@ def _one_step(store: TCPStore, worker: int, gradient: float) -> float:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    return open_store(LOOPBACK, SECONDS)
+    return open_tcp_store(LOOPBACK, SECONDS)
 
 
 def test_an_early_synchronous_push_waits_for_the_other_workers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 from threading import Thread
 from time import monotonic
 
@@ -228,6 +229,18 @@ def test_a_connection_with_a_wrong_password_is_closed() -> None:
         assert strangers[0].recv(1) == b""
         strangers[0].close()
         neighbour.close()
+
+
+def test_silent_strangers_delay_nobody() -> None:
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=512))
+        address = listener.getsockname()
+        for _ in range(300):  # more than may wait at the same time
+            stack.enter_context(socket.create_connection(address))
+        neighbour = stack.enter_context(socket.create_connection(address))
+        neighbour.sendall(b"p" * 16)
+        with _accept(listener, b"p" * 16, monotonic() + 4) as accepted:  # reading one after the other takes 5 s each
+            assert accepted.getpeername() == neighbour.getsockname()
 
 
 def test_a_missing_previous_rank_is_reported() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from scalewise.core.errors import PeerSilent
-from scalewise.launch.elastic_agent import LOOPBACK, open_store
+from scalewise.launch.elastic_agent import LOOPBACK
+from scalewise.launch.store import open_tcp_store
 from scalewise.runtime.graceful_stop import GracefulStop, RankStop, StopSignals, request_stop
 from tests.command import Run, finish, fork
 from tests.training.test_resume import content, steps_in
@@ -69,7 +70,7 @@ def test_a_single_process_finishes_its_step() -> None:
 
 def test_ranks_stop_at_the_same_step_wherever_each_is() -> None:
     """A rank that has announced step 5 may wait in a collective for the others, which must compute it too."""
-    store = open_store(LOOPBACK, 20)
+    store = open_tcp_store(LOOPBACK, 20)
     stops = [RankStop(store, rank, 3, timeout_seconds=20) for rank in range(3)]
     began = [4, 6, 5]
     for stop, step in zip(stops, began, strict=True):

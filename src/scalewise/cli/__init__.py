@@ -21,7 +21,7 @@ _UNDER_TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MAST
 def main() -> None:
     """Run the command; under torchrun on the first host only, with ranks on all hosts."""
     if _UNDER_TORCHRUN.issubset(os.environ):
-        from scalewise.launch.idle_ranks import run_on_hosts
+        from scalewise.launch.host_process import run_on_hosts
 
         run_on_hosts(_run_command)
     else:

@@ -6,6 +6,8 @@ import errno
 import glob
 import os
 import secrets
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -200,3 +202,10 @@ def cache_folder() -> Path:
         return Path.home() / ".cache" / "scalewise"
     except RuntimeError:
         raise RunFailed("there is no home folder for the cache; set HOME or XDG_CACHE_HOME") from None
+
+
+def peer_user(connection: socket.socket) -> int:
+    """Return the user id of the process at the other end of a Unix socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    user: int = struct.unpack("3i", credentials)[1]
+    return user

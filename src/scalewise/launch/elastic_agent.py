@@ -6,12 +6,10 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import timedelta
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from threading import Thread
@@ -26,26 +24,9 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from scalewise.launch.forkserver import load_for_ranks, start_error
 from scalewise.launch.rank_process import RankSetup, run_rank
+from scalewise.launch.store import SocketStore
 
 LOOPBACK = "127.0.0.1"
-
-
-def open_store(address: str, timeout_seconds: float) -> TCPStore:
-    """Open a store that listens on a free port of this address only.
-
-    The port is bound before torch gets it, so that no other process can take it. The socket belongs to the network
-    namespace of the calling thread.
-    """
-    with socket.create_server((address, 0)) as server:
-        port = server.getsockname()[1]
-        return TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_seconds),
-            master_listen_fd=server.detach(),
-        )
 
 
 class RankProcesses(Protocol):
@@ -65,7 +46,7 @@ class RankProcesses(Protocol):
 class StoreRendezvous(RendezvousHandler):
     """Rendezvous of a single agent that hands its ranks an existing store, which other rank groups may use too."""
 
-    def __init__(self, store: TCPStore, group_name: str) -> None:
+    def __init__(self, store: TCPStore | SocketStore, group_name: str) -> None:
         self._store = store
         self._group_name = group_name
         self._run_id = uuid4().hex
@@ -76,6 +57,8 @@ class StoreRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         store = PrefixStore(f"agent/{self._group_name}", self._store)
+        if isinstance(self._store, SocketStore):  # ranks connect to it by its path
+            return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, 0))
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._store.host, self._store.port))
 
     def get_backend(self) -> str:
@@ -103,7 +86,7 @@ _MONITOR_SECONDS = 0.05
 class Agent:
     """Start the ranks, detect when one ends, and end the others."""
 
-    def __init__(self, store: TCPStore, setup: RankSetup) -> None:
+    def __init__(self, store: TCPStore | SocketStore, setup: RankSetup) -> None:
         _silence_elastic()
         load_for_ranks()
         spec = WorkerSpec(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import socket
+import struct
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -30,6 +31,11 @@ IDLE_SECONDS, PROBE_SECONDS, PROBES = 10, 5, 3
 """A silent connection is probed after IDLE_SECONDS; without an answer to PROBES probes the host counts as lost."""
 _UNANSWERED_MS = 1000 * (IDLE_SECONDS + PROBES * PROBE_SECONDS)
 
+_MOST_STRANGERS = 256
+"""Number of connections that may owe the proof that they know the secret; a further one ends the oldest."""
+_GREETING_TIME, _NO_TIMEOUT = struct.pack("ll", 25, 0), struct.pack("ll", 0, 0)
+"""Longest time between two messages of a new connection, and none afterwards (struct timeval)."""
+
 
 class Listener:
     """Accepts connections on one address only, and passes on those that know the secret."""
@@ -39,6 +45,9 @@ class Listener:
         self._socket = socket.create_server((address, 0), backlog=256)
         self._secret = secret
         self._on_connection = on_connection
+        self._greeted: dict[socket.socket, None] = {}
+        """Connections that have not proved yet that they know the secret, oldest first."""
+        self._lock = Lock()
         self.port: int = self._socket.getsockname()[1]
         Thread(target=self._accept, name="host-listener", daemon=True).start()
 
@@ -51,17 +60,32 @@ class Listener:
         with suppress(OSError):
             while True:
                 accepted, _ = self._socket.accept()
-                Thread(target=self._greet, args=(accepted,), daemon=True).start()
+                # A duplicate, through which the connection can be ended while its thread reads.
+                accepted_again = accepted.dup()
+                with self._lock:
+                    self._greeted[accepted_again] = None
+                    if len(self._greeted) > _MOST_STRANGERS:
+                        oldest = next(iter(self._greeted))
+                        del self._greeted[oldest]
+                        with suppress(OSError):
+                            oldest.shutdown(socket.SHUT_RDWR)
+                Thread(target=self._greet, args=(accepted, accepted_again), daemon=True).start()
 
-    def _greet(self, accepted: socket.socket) -> None:
+    def _greet(self, accepted: socket.socket, again: socket.socket) -> None:
         connection = _prepared(accepted)
         try:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _GREETING_TIME)
             deliver_challenge(connection, self._secret)
             answer_challenge(connection, self._secret)
             hello = pickle.loads(connection.recv_bytes())
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _NO_TIMEOUT)
         except (OSError, EOFError, AuthenticationError, AssertionError):
             connection.close()  # not a process of this run
             return
+        finally:
+            with self._lock:
+                self._greeted.pop(again, None)
+                again.close()
         self._on_connection(hello, connection)
 
 
@@ -107,7 +131,7 @@ class GroupOrder:
     environment: Mapping[str, str]
 
     def setup(self, channels: list[Connection]) -> RankSetup:
-        return RankSetup(self.placement, self.group, tuple(channels), (), {}, self.environment, self.ranks)
+        return RankSetup(self.placement, self.group, tuple(channels), (), {}, self.environment, None, self.ranks)
 
 
 class RemoteRanks:

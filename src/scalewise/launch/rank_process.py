@@ -127,6 +127,8 @@ class RankSetup:
     hosts: tuple[Host, ...]
     quotas: Mapping[int, Path]
     environment: Mapping[str, str]
+    store: str | None = None
+    """Path of the session's store; None if ranks connect to torch's store at MASTER_ADDR."""
     on_host: RanksOnHost | None = None
     """Ranks of this host, if the group has ranks on several real hosts; `channels` are those of these ranks."""
 
@@ -196,7 +198,7 @@ def _set_up(setup: RankSetup, rank: int, local: int, channel: Connection) -> Wor
     def report(value: object) -> None:
         channel.send_bytes(pickle.dumps(("report", value)))
 
-    return join_process_group(placement, device, host, report, group)
+    return join_process_group(placement, device, host, report, group, setup.store)
 
 
 def _run_task(worker: Worker, order: bytes) -> bytes:

@@ -18,12 +18,13 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from scalewise.launch import rank_process
 from scalewise.launch.cpu_cores import cpu_quotas
 from scalewise.launch.devices import settle, slices
-from scalewise.launch.elastic_agent import LOOPBACK, Agent, RankProcesses, open_store
-from scalewise.launch.emulated_hosts import Host, call_on_host, emulate_hosts
+from scalewise.launch.elastic_agent import LOOPBACK, Agent, RankProcesses
+from scalewise.launch.emulated_hosts import Host, emulate_hosts
 from scalewise.launch.host_pool import HostPool, with_host_names
 from scalewise.launch.placement import Placement, RankGroup
 from scalewise.launch.rank_process import STOP, RankSetup
 from scalewise.launch.real_hosts import real_hosts
+from scalewise.launch.store import SocketStore, open_tcp_store, serve_store
 from scalewise.launch.task_results import OnReport, ResultCollector
 from scalewise.runtime.device_memory import MEMORY_LIMIT
 from scalewise.runtime.graceful_stop import request_stop, stop_store
@@ -35,7 +36,7 @@ START_SECONDS = 120.0
 class SharedResources:
     """Store, hosts, cgroups and environment that all rank groups of a session share."""
 
-    store: TCPStore
+    store: TCPStore | SocketStore
     hosts: tuple[Host, ...]
     """Emulated hosts, those of workers first, then one per server; empty without emulation."""
     quotas: Mapping[int, Path]
@@ -49,7 +50,7 @@ def prepare_resources(placement: Placement) -> Iterator[SharedResources]:
         hosts: list[Host] = []
         if run := real_hosts():
             limit = {MEMORY_LIMIT: os.environ[MEMORY_LIMIT]} if MEMORY_LIMIT in os.environ else {}
-            yield SharedResources(open_store(run.pool.address, START_SECONDS), (), {}, limit)
+            yield SharedResources(open_tcp_store(run.pool.address, START_SECONDS), (), {}, limit)
             return
         if placement.link:
             hosts = stack.enter_context(emulate_hosts(placement.hosts + placement.servers, placement.link))
@@ -57,14 +58,12 @@ def prepare_resources(placement: Placement) -> Iterator[SharedResources]:
         sliced = placement.device_kind == "slice"
         environment = stack.enter_context(slices(placement.devices, placement.slice_percent)) if sliced else {}
         limit = {MEMORY_LIMIT: os.environ[MEMORY_LIMIT]} if MEMORY_LIMIT in os.environ else {}
-        yield SharedResources(_open_store(hosts), tuple(hosts), groups, {**environment, **limit})
-
-
-def _open_store(hosts: list[Host]) -> TCPStore:
-    if not hosts:
-        return open_store(LOOPBACK, START_SECONDS)
-    first = hosts[0]
-    return call_on_host(first, lambda: open_store(first.address, START_SECONDS))
+        store: TCPStore | SocketStore
+        if placement.device_kind == "cuda":
+            store = open_tcp_store(LOOPBACK, START_SECONDS)
+        else:
+            store = stack.enter_context(serve_store(START_SECONDS))
+        yield SharedResources(store, tuple(hosts), groups, {**environment, **limit})
 
 
 _CLOSE_SECONDS = 5.0
@@ -181,6 +180,7 @@ class Session:
     def _start_on_hosts(
         self, stack: ExitStack, resources: SharedResources, pool: HostPool
     ) -> tuple[RankProcesses, list[Connection]]:
+        assert isinstance(resources.store, TCPStore)  # of a run on real hosts
         ranks = pool.start(self.placement, self._group, resources.store, resources.environment, START_SECONDS)
         for channel in ranks.channels:
             stack.callback(channel.close)
@@ -193,8 +193,9 @@ class Session:
                 stack.callback(end.close)
         self._channels = [launcher_end for launcher_end, _ in pipes]
         rank_ends = tuple(rank_end for _, rank_end in pipes)
+        store = resources.store.path if isinstance(resources.store, SocketStore) else None
         return RankSetup(
-            self.placement, self._group, rank_ends, resources.hosts, resources.quotas, resources.environment
+            self.placement, self._group, rank_ends, resources.hosts, resources.quotas, resources.environment, store
         )
 
     def _end_ranks(self, agent: RankProcesses) -> None:

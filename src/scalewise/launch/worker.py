@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 from scalewise.launch.cpu_cores import allowed_cores, core_order, cores_for_rank, pin
 from scalewise.launch.devices import limit_memory
 from scalewise.launch.placement import Placement, RankGroup
+from scalewise.launch.store import SocketStore
 from scalewise.runtime.graceful_stop import GracefulStop, RankStop, stop_store
 from scalewise.runtime.process_settings import keep_freed_memory, let_senders_finish
 
@@ -59,10 +61,19 @@ def join_process_group(
     host: int,
     report: Callable[[object], None],
     group: RankGroup,
+    store_path: str | None = None,
 ) -> Worker:
-    """Join the process group of this rank group, which is described by torchrun's environment variables."""
+    """Join the process group of this rank group, which is described by torchrun's environment variables.
+
+    Without the path of a session's store the variables also describe the store.
+    """
     backend = "nccl" if device.type == "cuda" and placement.device_kind == "cuda" else "gloo"
-    store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_SECONDS)))
+    store: Store
+    if store_path is None:
+        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_SECONDS)))
+    else:
+        store = SocketStore(store_path, _JOIN_SECONDS)
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     group_store = PrefixStore(group.name, store)
     group_store.set(f"here/{rank}", "")
     report(WAITS_FOR_OTHERS)

@@ -27,7 +27,8 @@ from scalewise.runtime.exchange import all_gather_values
 _ADDRESS_OF_INTERFACE = 0x8915
 """Linux ioctl SIOCGIFADDR."""
 _PASSWORD_BYTES = 16
-_PASSWORD_SECONDS = 5.0
+_MOST_STRANGERS = 256
+"""Number of connections that may owe their password at the same time."""
 _WAKE_UP_BYTES = 512 * 1024
 """Number of received bytes after which the kernel wakes a waiting rank, instead of after each 64 KB of the sender. Four
 ranks on two cores then need a fifth less time for 4 MB. Not used between hosts, whose links are slower than their
@@ -151,28 +152,62 @@ def _refuse_unreachable(endpoints: list[_Endpoint]) -> None:
 
 
 def _accept(listener: socket.socket, password: bytes, until: float) -> socket.socket:
-    """Accept the first connection with the right password; close others."""
-    while True:
-        listener.settimeout(max(0.001, until - monotonic()))
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError as error:
-            raise RuntimeError("scalewise ring timed out: the previous rank did not connect") from error
-        if secrets.compare_digest(_received_password(connection, len(password)), password):
-            return connection
-        connection.close()
+    """Accept the first connection with the right password; close others.
 
-
-def _received_password(connection: socket.socket, length: int) -> bytes:
-    """Read the password from a new connection; the short timeout limits the delay by a silent stranger."""
-    connection.settimeout(_PASSWORD_SECONDS)
-    received = b""
+    Passwords of all connections are read at the same time, so that silent strangers delay nobody.
+    """
+    received: dict[socket.socket, bytes] = {}
+    listener.setblocking(False)
     try:
-        while len(received) < length and (more := connection.recv(length - len(received))):
-            received += more
+        while True:
+            if not (ready := _readable([listener, *received], until - monotonic())):
+                raise RuntimeError("scalewise ring timed out: the previous rank did not connect")
+            for connection in ready:
+                if connection is listener:
+                    _take_in(listener, received)
+                elif connection in received and _has_password(connection, received, password):
+                    del received[connection]
+                    return connection
+    finally:
+        _close(*received)
+
+
+def _readable(sockets: list[socket.socket], seconds: float) -> list[socket.socket]:
+    poll = select.poll()
+    by_number = {connection.fileno(): connection for connection in sockets}
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    return [by_number[number] for number, _ in poll.poll(max(0.0, seconds) * 1e3)]
+
+
+def _take_in(listener: socket.socket, received: dict[socket.socket, bytes]) -> None:
+    """Accept a connection; close the oldest one without a password if there are too many."""
+    try:
+        connection, _ = listener.accept()
+    except OSError:  # it was closed meanwhile
+        return
+    connection.setblocking(False)
+    received[connection] = b""
+    if len(received) > _MOST_STRANGERS:
+        oldest = next(iter(received))
+        del received[oldest]
+        oldest.close()
+
+
+def _has_password(connection: socket.socket, received: dict[socket.socket, bytes], password: bytes) -> bool:
+    """Read more of the password; close the connection if it is wrong."""
+    try:
+        more = connection.recv(len(password) - len(received[connection]))
     except OSError:
-        return b""
-    return received
+        more = b""
+    received[connection] += more
+    if more and len(received[connection]) < len(password):
+        return False
+    if secrets.compare_digest(received[connection], password):
+        return True
+    del received[connection]
+    connection.close()
+    return False
 
 
 def _close(*connections: socket.socket) -> None:

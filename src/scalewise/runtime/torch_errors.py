@@ -6,7 +6,7 @@ import torch
 from torch.distributed import DistStoreError
 
 # Contained in communication errors, which are plain RuntimeErrors (also when DDP passes on the error of a hook).
-_LIBRARY_WORDS = ("gloo", "nccl", "processgroup", "tcpstore", "scalewise ring")
+_LIBRARY_WORDS = ("gloo", "nccl", "processgroup", "tcpstore", "scalewise ring", "scalewise store")
 _TIMEOUT_WORDS = ("timed out", "timeout")
 _LOST_WORDS = (
     "connection closed",
