@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import weakref
@@ -80,11 +81,10 @@ def test_options_without_meaning_under_torchrun_are_refused(options: dict[str, A
     assert message in str(refused.value)
 
 
-@pytest.mark.slow
-def test_every_rank_runs_the_task_and_only_the_main_rank_prints(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    result = subprocess.run(
-        [*torchrun, "-m", "tests.launch.torchrun_script"],
+def torchrun(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run(
+        [*line, "-m", "tests.launch.torchrun_script", *arguments],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "TMPDIR": str(tmp_path)},  # torchrun leaves its logs behind
         capture_output=True,
@@ -92,7 +92,29 @@ def test_every_rank_runs_the_task_and_only_the_main_rank_prints(tmp_path: Path) 
         check=False,
         timeout=300,
     )
+
+
+@pytest.mark.slow
+def test_every_rank_runs_the_task_and_only_the_main_rank_prints(tmp_path: Path) -> None:
+    result = torchrun(tmp_path, "raise")
     assert result.returncode == 1
-    assert "error rank 1 failed at" in result.stderr
-    assert "ValueError: learning rate is not a number" in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error rank")]
+    assert len(lines) == 2, result.stderr  # both ranks name the first cause
+    for line in lines:
+        assert line.startswith(f"error rank 1 on {platform.node()} failed at")
+        assert "ValueError: learning rate is not a number" in line
     assert json.loads(result.stdout) == [True, 2, [3.0, 3.0], [[0, {"step": 0}], [0, {"step": 1}]]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        ("one host", f"died rank 1 on {platform.node()} was killed (signal 9)"),
+        ("separate hosts", "died rank 1 on node1 was lost: it does not answer"),
+    ],
+)
+def test_the_other_ranks_name_a_killed_one(hosts: str, message: str, tmp_path: Path) -> None:
+    result = torchrun(tmp_path, "kill", hosts)
+    assert result.returncode == 1
+    assert message in result.stderr.splitlines(), result.stderr

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import signal
 import sys
 
 from scalewise.core.errors import RankFailed
@@ -11,6 +14,12 @@ from scalewise.launch.placement import Placement, under_torchrun
 from tests.launch import tasks
 
 if __name__ == "__main__":
+    how, separate_hosts = sys.argv[1], "separate hosts" in sys.argv
+    if separate_hosts:  # the ranks take themselves for ranks on different machines
+        platform.node = lambda: f"node{os.environ['RANK']}"
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # `scalewise.train` handles the signal that torchrun sends to the others
     reports: list[object] = []
     with TorchrunSession(Placement(device_kind="cpu")) as session:
         totals = session.run(tasks.total, 1.0)
@@ -18,7 +27,7 @@ if __name__ == "__main__":
         if session.is_main:
             print(json.dumps([under_torchrun(), session.placement.devices, totals, reports]), flush=True)
         try:
-            session.run(tasks.fail_on, 1, "raise")
+            session.run(tasks.fail_on, 1, how)
         except RankFailed as failed:
             print(failed.kind, failed, file=sys.stderr, flush=True)
             raise SystemExit(1) from None
