@@ -169,8 +169,9 @@ def run(side: str, steps: int, every: int, kill_after: int | None) -> Run | None
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    for one in (*psutil.Process(process.pid).children(recursive=True), process):
-        one.kill()
+    for child in psutil.Process(process.pid).children(recursive=True):
+        child.kill()
+    process.kill()
 
 
 def rank_1(side: str, launcher: int) -> psutil.Process:
