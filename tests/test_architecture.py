@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Set
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -104,10 +105,13 @@ def imported_by(tree: ast.AST) -> Iterator[str]:
             yield from imported_by(node)
 
 
-IMPORTS = {
-    module: {target for target in imported_by(ast.parse(path.read_text())) if target in MODULES}
-    for module, path in MODULES.items()
-}
+@cache
+def imports() -> dict[str, set[str]]:
+    """Return the modules of the package that each of its modules imports."""
+    return {
+        module: {target for target in imported_by(ast.parse(path.read_text())) if target in MODULES}
+        for module, path in MODULES.items()
+    }
 
 
 def test_every_package_is_in_the_order() -> None:
@@ -119,7 +123,7 @@ def test_imports_follow_the_order_of_packages() -> None:
     place = {part: number for number, part in enumerate(PACKAGES)}
     upward = {
         (module, target)
-        for module, targets in IMPORTS.items()
+        for module, targets in imports().items()
         for target in targets
         if part_of(module) and part_of(target) and place[part_of(module)] > place[part_of(target)]
     }
@@ -137,12 +141,12 @@ def test_there_are_at_most_22_packages() -> None:
 
 
 def test_there_are_no_import_cycles() -> None:
-    TopologicalSorter(IMPORTS).prepare()
+    TopologicalSorter(imports()).prepare()
 
 
 def test_the_top_level_module_imports_no_other_module() -> None:
     """Any module can then import the version from it."""
-    assert IMPORTS["scalewise"] == set()
+    assert imports()["scalewise"] == set()
 
 
 def test_modules_without_torch() -> None:

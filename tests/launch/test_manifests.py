@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
 from scalewise.core.errors import UserError
 from scalewise.launch.manifests import run, sky_task, train_job
@@ -28,6 +27,8 @@ def written(text: str, folder: Path, arguments: list[str] = ARGUMENTS) -> dict[s
 
 
 def test_a_train_job_is_valid_for_kubeflow(tmp_path: Path) -> None:
+    from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob  # takes a second
+
     manifest = written("kubernetes:image=registry/scalewise:1,nodes=2,gpus_per_node=4,namespace=team", tmp_path)
     job = TrainerV1alpha1TrainJob.from_dict(manifest)
     assert job is not None
