@@ -111,3 +111,18 @@ class NeedsValues(nn.Linear):
 def test_a_count_on_a_real_sample_is_reported() -> None:
     workload = Workload("mine", lambda: NeedsValues(3, 2), lambda _: Data("none"), functional.mse_loss, (3,))
     assert "Counted on one real sample" in str(describe(workload))
+
+
+def test_a_module_that_is_called_twice_is_one_module_with_two_calls() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+            self.relu = nn.ReLU(inplace=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, second = self.body
+            return self.relu(second(self.relu(first(x))))  # type: ignore[no-any-return]
+
+    description = describe(Shared(), input_shape=(4,), classes=2)
+    assert (description.modules, description.module_calls) == (3, 4)

@@ -404,7 +404,7 @@ def cluster_rows() -> list[dict[str, Any]]:
             "summary": cluster.summary,
             "devices": cluster.size,
             "device": cluster.devices[0].name,
-            "links": {link.between: f"{link.kind}, {link.GBps:g} GB/s" for link in cluster.links},
+            "links": {link.between: f"{link.kind}, {link.all_ports_GBps:g} GB/s" for link in cluster.links},
             "price_per_hour": cluster.price_per_hour,
         }
         for cluster in catalogue().values()

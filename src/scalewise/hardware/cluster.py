@@ -79,6 +79,11 @@ class Link:
     source: str = ""
     """Source of the bandwidth and latency."""
 
+    @property
+    def all_ports_GBps(self) -> float:
+        """Bandwidth of all network interfaces of a host together."""
+        return self.GBps * (self.ports or 1)
+
 
 @dataclass(frozen=True)
 class Measured:

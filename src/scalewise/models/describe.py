@@ -40,6 +40,10 @@ class Description(Printable):
     layers: tuple[Layer, ...]
     counted_on: str
     """Device of the count: 'meta' (nothing was computed), or 'cpu' if the model needs a real sample."""
+    modules: int
+    """Number of innermost modules."""
+    module_calls: int
+    """Calls of innermost modules in forward."""
     roofline: Roofline | None = None
     """Lower bound of the seconds of a training step; None if no GPU is given."""
     step_seconds: float | None = None
@@ -47,7 +51,7 @@ class Description(Printable):
 
     def to_json(self) -> dict[str, Any]:
         document = dataclasses.asdict(dataclasses.replace(self, roofline=None))
-        for name in ("counted_on", "roofline", "step_seconds"):
+        for name in ("counted_on", "modules", "module_calls", "roofline", "step_seconds"):
             del document[name]
         if self.roofline:
             document["roofline"] = self.roofline.to_json(self.step_seconds)
@@ -128,4 +132,6 @@ def describe(
         training_flops_per_sample=counts.training_flops,
         layers=counts.layers,
         counted_on=counts.device,
+        modules=counts.modules,
+        module_calls=counts.module_calls,
     )

@@ -42,6 +42,10 @@ class Counts:
     forward_flops: int
     training_flops: int
     device: str
+    modules: int
+    """Number of innermost modules that forward calls."""
+    module_calls: int
+    """Calls of innermost modules, of which a block may call one, such as an activation function, several times."""
 
 
 def count(workload: Workload) -> Counts:
@@ -69,7 +73,9 @@ def _count_on(device: str, workload: Workload) -> Counts:
         forward_flops = counter.get_total_flops()
         if any(parameter.requires_grad for parameter in model.parameters()):
             outputs.sum().backward()
-        return Counts(recorder.layers(), forward_flops, counter.get_total_flops(), device)
+        calls = recorder.innermost_calls()
+        training_flops = counter.get_total_flops()
+        return Counts(recorder.layers(), forward_flops, training_flops, device, len(set(calls)), len(calls))
 
 
 @contextmanager
@@ -134,6 +140,10 @@ class _CallRecorder(ExitStack):
         for tensor in tensors:
             self.keep(tensor)
         self.done.append((module, tensors, fresh_bytes, flops - call.flops_inside))
+
+    def innermost_calls(self) -> list[nn.Module]:
+        """Return the innermost module of every call."""
+        return [module for module, *_ in self.done if next(module.children(), None) is None]
 
     def layers(self) -> tuple[Layer, ...]:
         """Return innermost modules with outputs of their own, and all other modules with own flops or parameters."""

@@ -221,9 +221,10 @@ class Network:
 
     def _ports_in_use(self, link: Link, host: int) -> int:
         """Ports of a host close to its devices in use; all of them for servers on a host of their own."""
+        ports = link.ports or 1
         if host >= self.layout.hosts:
-            return link.ports or 1
-        return max(1, (link.ports or 1) * self.layout.per_host[host] // self.cluster.devices_per_host)
+            return ports
+        return max(1, ports * self.layout.per_host[host] // self.cluster.devices_per_host)
 
     def _to_memory(self, link: Link, source: int, target: int) -> Path:
         """Path between a device and host memory. Devices have their own lanes unless the link is shared."""

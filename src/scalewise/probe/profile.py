@@ -355,6 +355,8 @@ def _document(
         input_bytes=described.input_bytes,
         footprint=as_json(outcome.footprint),
         layers=layer_costs(described),
+        modules=described.modules,
+        module_calls=described.module_calls,
         steps=tuple(sorted(costs, key=lambda step: step.batch)),
         precision=precision,
         data=outcome.source,

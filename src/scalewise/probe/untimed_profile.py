@@ -45,6 +45,8 @@ def outline_of(workload: str | Workload, input_shape: str | None = None, classes
         input_bytes=described.input_bytes,
         footprint=as_json(footprint_of(resolved, resolved.data(DataRequest(samples=2)))),
         layers=layer_costs(described),
+        modules=described.modules,
+        module_calls=described.module_calls,
         steps=(),
     )
 

@@ -49,8 +49,8 @@ class Sample:
     definition at the input size of its paper or code."""
 
 
-CALLS_PER_LAYER = 1.5
-"""Calls of modules per layer that has parameters: activation functions have none."""
+CALLS_PER_LAYER, MODULES_PER_LAYER = 1.5, 1.2
+"""Module calls and modules per layer that has parameters: activation functions have none, and blocks share them."""
 _IMAGE = "3x224x224", 4 * 3 * 224 * 224
 SAMPLES = {
     "AlexNet": Sample(*_IMAGE, 2.4),
@@ -94,6 +94,7 @@ def outlined_profile(model: str, device: str, step_seconds: Mapping[int, float])
         parameter_bytes=sum(layer.parameter_bytes for layer in layers),
         layers=tuple(layers),
         module_calls=round(CALLS_PER_LAYER * LAYERS[model]),
+        modules=round(MODULES_PER_LAYER * LAYERS[model]),
         steps=tuple(
             StepCost(
                 batch=batch, forward=seconds * FORWARD_SHARE, backward=seconds * (1 - FORWARD_SHARE), update=0, load=0

@@ -211,7 +211,7 @@ def _link_document(link: Link) -> dict[str, Any]:
     return {
         "between": link.between,
         "kind": link.kind,
-        "GBps": link.GBps,
+        "GBps": link.all_ports_GBps,
         "latency_us": link.latency_us,
         "shared": link.shared,
         "source": link.source,
