@@ -1,6 +1,7 @@
 """Fit the constants of the GPU model and write them, with intervals from their leave-one-out scores.
 
     python benchmarks/fit_gpu_model.py operators_fp32.csv.gz src/scalewise/predict/gpu_constants.json
+    python benchmarks/fit_gpu_model.py src/scalewise/predict/gpu_constants.json    # only the intervals again
 
 The operator table is read by path, because it is too large to ship. The whole-model tables come with the package. Takes
 some minutes on one core.
@@ -25,7 +26,7 @@ from rich.console import Console
 
 from operator_table import TimedOperators, timed_operators
 from scalewise.hardware.gpus import gpu_named
-from scalewise.predict.gpu_model import GpuModel, OperatorTable, gpu_constants_document
+from scalewise.predict.gpu_model import HOST_SHARE, GpuModel, OperatorTable, gpu_constants_document
 from scalewise.published.gpu_steps import OneGpuCell, one_gpu_tables
 from scalewise.validation.one_gpu import (
     Prediction,
@@ -89,8 +90,13 @@ RIDGE = {"correction": 0.35, "architecture": 0.3, "host": 0.2, "operators": 0.04
 """Prior standard deviations of the logarithms; `operators` for classes that the first stage fitted well."""
 FIRST_STAGE = {"matmul", "matmul tensor", "attention", "attention tensor", "elementwise", "copy"}
 CELL_SIGMA = 0.15
-FEW_TABLES = 0.25
-"""Share by which an interval from one table alone is widened (in log space); half of it with two tables."""
+FEW_TABLES = {"specification": 0.0, "calibrated": 0.0, "scaled": 0.5}
+"""Share by which an interval from one table alone is widened (in log space); half of it with two tables. Scaled cells
+are pairs of GPUs, so a table has few independent ones."""
+NO_INTERVALS = {
+    quality: {"host-bound": 1.0, "cnn 32": 1.0, "cnn 16": 1.0} for quality in ("specification", "calibrated", "scaled")
+}
+"""Intervals while the scores are computed from which the intervals follow."""
 
 
 def start() -> dict[str, float]:
@@ -263,15 +269,19 @@ def intervals(skip: str | None = None) -> dict[str, dict[str, float]]:
             for one in scored_ones:
                 family = f"{one.scored.family} {'16' if one.scored.half else '32'}"
                 errors = logs[quality].setdefault(family, {}).setdefault(name, [])
-                errors.append(abs(float(np.log(one.seconds / one.measured))))
+                widening = 1 + HOST_SHARE[quality] * one.scored.estimate.host_share  # `interval` widens by as much
+                errors.append(abs(float(np.log(one.seconds / one.measured))) / widening)
     return {
-        quality: {family: round(float(np.exp(_pooled_quantile(tables))), 3) for family, tables in families.items()}
+        quality: {
+            family: round(float(np.exp(_pooled_quantile(tables) * (1 + FEW_TABLES[quality] / len(tables)))), 3)
+            for family, tables in families.items()
+        }
         for quality, families in logs.items()
     }
 
 
 def _pooled_quantile(tables: dict[str, list[float]]) -> float:
-    """Return the 90 % quantile of the errors, with equal weights of tables; larger for few cells and few tables."""
+    """Return the 90 % quantile of the errors, with equal weights of tables; larger for few cells."""
     values = [(error, 1 / len(errors)) for errors in tables.values() for error in errors]
     limit = 0.9 * (1 + 1 / min(map(len, tables.values()))) * len(tables)
     total, quantile = 0.0, 0.0
@@ -280,7 +290,7 @@ def _pooled_quantile(tables: dict[str, list[float]]) -> float:
         total += weight
         if total >= limit:
             break
-    return quantile * (1 + FEW_TABLES / len(tables))
+    return quantile
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
@@ -289,30 +299,36 @@ def write(path: Path, document: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    constants = fit_operators(timed_operators(Path(sys.argv[1])))
+    path = Path(sys.argv[-1])
+    document = gpu_constants_document() if len(sys.argv) == 2 else fitted_document(Path(sys.argv[1]))
+    write(path, {**document, "intervals": NO_INTERVALS, "intervals_without": {}})
+    document["intervals"] = intervals()
+    document["intervals_without"] = {name: intervals(name) for name in one_gpu_tables()}
+    write(path, document)
+    Console().print(one_gpu_grid(one_gpu_scores()))
+
+
+def fitted_document(operators: Path) -> dict[str, Any]:
+    """Fit constants and corrections; the intervals are still missing."""
+    constants = fit_operators(timed_operators(operators))
     cells = priced_cells(constants)
     hosts = host_microseconds(cells)
     eager = [hosts[host] for host in {p.cell.host for p in cells if p.cell.table == "one_gpu_torchvision"}]
     constants["host_us"] = float(np.median(eager))
-    document: dict[str, Any] = {
+    return {
         "fitted_on": "operators: operators_fp32 (NeuSight; P4, P100, T4, V100, A100; rows of 150 us "
         "or more). corrections: "
         "one_gpu_torchvision, one_gpu_cnn, tensorflow_2017, one_gpu_transformers, torchtitan, with one bias per "
         "host. 'without' holds the corrections fitted without that GPU or table. Ada, Hopper, Blackwell and AMD: "
         "no operator was fitted; fractions follow the prototype and achievable_matmul. Chosen by hand while "
         "looking at the scores of these tables, in every fold alike: nchw_passes, conv_5x5, conv_window, "
-        "host_backward, the widths of the priors, watts per tensor TFLOP, and the Kepler fraction. host_us: "
-        "median over the torchvision hosts.",
+        "host_backward, the widths of the priors, the widening of intervals by the host's share and for few tables, "
+        "the share of a measured bias that is kept, watts per tensor TFLOP, and the Kepler fraction. host_us: median "
+        "over the torchvision hosts.",
         "constants": {key: round(value, 5) for key, value in constants.items()},
         "corrections": fit_corrections(cells, hosts),
         "without": {name: fit_corrections(chosen, hosts) for name, chosen in folds(cells).items()},
     }
-    path = Path(sys.argv[2])
-    write(path, {**document, "intervals": {}, "intervals_without": {}})
-    document["intervals"] = intervals()
-    document["intervals_without"] = {name: intervals(name) for name in one_gpu_tables()}
-    write(path, document)
-    Console().print(one_gpu_grid(one_gpu_scores()))
 
 
 if __name__ == "__main__":

@@ -247,13 +247,28 @@ def test_a_profile_with_a_step_of_zero_seconds_is_refused(scalewise: Run, tmp_pa
     output.refused(2, "conv.json is not a profile", "the phases sum to 0 seconds")
 
 
-def test_a_profile_of_another_device_is_refused(scalewise: Run, tmp_path: Path) -> None:
+def test_a_profile_of_another_gpu_is_scaled(scalewise: Run, tmp_path: Path) -> None:
     path = tmp_path / "conv.json"
-    Profile(stevens_profile("conv")).write(path)
+    measured = stevens_profile("conv")
+    Profile(measured).write(path)
+    arguments = ("--cluster", "8x-a100-nvlink", "--strategy", "mirrored", "--batch", 100, "--json")
+    document = json.loads(scalewise("advise", "--profile", path, *arguments).stdout)
+    assert "scaled operator by operator" in document["profile"]["source"]
+    alone = document["rows"][0]
+    assert alone["known"] == "scaled"
+    [before] = [step for step in measured.steps if step.batch == 100]
+    step = alone["step_seconds"]
+    assert 0.2 * before.seconds < step["predicted"] < before.seconds  # an A100 is faster than a GTX 1080 Ti
+    assert step["low"] < 0.8 * step["predicted"] < 1.2 * step["predicted"] < step["high"]
+
+
+def test_a_profile_of_an_unknown_device_is_refused(scalewise: Run, tmp_path: Path) -> None:
+    path = tmp_path / "conv.json"
+    Profile(stevens_profile("conv").model_copy(update={"device": "X 1000"})).write(path)
     output = scalewise("advise", "--profile", path, "--cluster", "8x-a100-nvlink")
     output.refused(
         2,
-        "the profile of conv was measured on GTX 1080 Ti, but the devices of 8x-a100-nvlink are A100-SXM4-80GB",
+        "the profile of conv was measured on X 1000, but the devices of 8x-a100-nvlink are A100-SXM4-80GB",
         "--step-time",
     )
 

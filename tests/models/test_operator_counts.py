@@ -5,18 +5,29 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from scalewise.core.errors import UserError
-from scalewise.models.operator_counts import count_batches, count_operators, parameter_bytes, workload_roofline
+from scalewise.models import operator_counts
+from scalewise.models.operator_counts import (
+    count_batches,
+    count_operators,
+    equal_blocks,
+    parameter_bytes,
+    workload_roofline,
+)
 from scalewise.models.published_cnns import TORCHVISION
 from scalewise.models.published_transformers import TRANSFORMERS, Transformer, counted_token_loss
 from scalewise.models.resolve import resolve
-from scalewise.predict.operators import MATRIX_KINDS, Operator, totals, unknown_operators
+from scalewise.predict.operators import MATRIX_KINDS, Operator, merged, totals, unknown_operators
 from scalewise.predict.roofline import DeviceLimits
+
+FULL_COUNT = operator_counts._recorded_step
 
 
 def class_loss(logits: Tensor) -> Tensor:
@@ -215,6 +226,60 @@ def test_counts_at_two_batches_give_every_other_batch() -> None:
     direct = count_operators(TORCHVISION["resnet18"], lambda: torch.zeros(11, 3, 64, 64), loss=class_loss)
     for key, value in totals(direct).items():
         assert totals(line.at(11))[key] == pytest.approx(value), key
+
+
+class Blocks(nn.Module):
+    """Sixteen blocks. `odd`: every second one is used with a ReLU, which its own attributes do not show."""
+
+    def __init__(self, *, odd: bool = False, last: int = 15) -> None:
+        super().__init__()
+        self.odd, self.last = odd, last
+        self.embed = nn.Embedding(100, 8)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(16))
+        self.head = nn.Linear(8, 100)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.embed(ids)
+        for number, block in enumerate(self.blocks):
+            hidden = block(hidden).relu() if self.odd and number % 2 else block(hidden)
+        last = next(self.blocks[self.last].parameters())
+        return self.head(hidden + last.mean())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "few"),
+    [
+        (lambda: Blocks(last=-1), True),
+        (lambda: Blocks(odd=True), False),
+        (lambda: Blocks(last=15), False),
+        (lambda: Transformer(replace(TRANSFORMERS["llama-2-7b"], layers=18, hidden=64, heads=2, sequence=16)), True),
+    ],
+    ids=["equal blocks", "blocks that the model treats differently", "a block with a number", "llama"],
+)
+def test_counting_a_few_of_many_equal_blocks_equals_a_full_count(
+    model: Callable[[], nn.Module], few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_counts = []
+    monkeypatch.setattr(operator_counts, "_recorded_step", lambda *step: full_counts.append(step) or FULL_COUNT(*step))
+
+    def inputs(batch: int) -> Tensor:
+        return torch.zeros(batch, 16, dtype=torch.long)
+
+    line = count_batches(model, inputs, loss=lambda logits: logits.float().mean(), optimizer="adam")
+    assert bool(full_counts) is not few
+    for batch in (2, 4):
+        full = count_operators(
+            model, partial(inputs, batch), loss=lambda logits: logits.float().mean(), optimizer="adam"
+        )
+        assert set(merged(line.at(batch))) == set(merged(full))
+
+
+def test_blocks_that_differ_in_an_attribute_are_not_equal() -> None:
+    def blocks(last_rate: float) -> nn.Module:
+        return nn.Sequential(nn.ModuleList(nn.Dropout(0.1 if number < 15 else last_rate) for number in range(16)))
+
+    assert equal_blocks(blocks(0.1)) is not None
+    assert equal_blocks(blocks(0.2)) is None
 
 
 def test_inputs_may_be_several_or_named() -> None:

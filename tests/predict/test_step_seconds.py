@@ -30,7 +30,7 @@ def test_one_measured_step_of_another_model_moves_the_prediction_and_narrows_it(
     measured = 1.3 * predict_step(BERT, gpu).seconds
     after = predict_step(RESNET, gpu, calibration=calibrate(BERT, gpu, measured))
     assert after.quality == "calibrated"
-    assert after.seconds == pytest.approx(1.3 * before.seconds)
+    assert 1.2 * before.seconds < after.seconds < 1.3 * before.seconds  # part of the error is that of the other model
     assert after.high / after.low < before.high / before.low
 
 
@@ -43,12 +43,12 @@ def test_a_measured_step_that_the_host_bounds_gives_the_host_time() -> None:
     assert prediction.seconds == pytest.approx(0.030)
 
 
-def test_a_step_measured_on_another_gpu_is_scaled_by_the_predicted_ratio() -> None:
+def test_a_step_measured_on_another_gpu_corrects_half_of_the_error() -> None:
     source, target = gpu_named("v100"), gpu_named("a100")
-    ratio = predict_step(BERT, target).seconds / predict_step(BERT, source).seconds
-    prediction = scale_from(BERT, source, 0.5, target)
+    specified = predict_step(BERT, target).seconds
+    prediction = scale_from(BERT, source, 1.44 * predict_step(BERT, source).seconds, target)
     assert prediction.quality == "scaled"
-    assert prediction.seconds == pytest.approx(0.5 * ratio)
+    assert prediction.seconds == pytest.approx(1.2 * specified)
 
 
 def test_an_unmeasured_host_widens_the_interval_of_small_steps() -> None:

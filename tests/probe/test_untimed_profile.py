@@ -9,13 +9,20 @@ import torch
 from torch import Tensor, nn
 
 import scalewise
+from scalewise.advice.explanation import verdict_of
 from scalewise.advice.result import Advice
+from scalewise.advice.rows import Question, rows_of
 from scalewise.core.errors import UserError
 from scalewise.data.dataset import DataRequest
+from scalewise.formats.profile import ProfileDocument, StepCost
+from scalewise.hardware.catalogue import cluster_of
 from scalewise.hardware.gpus import gpu_named
 from scalewise.models.model_split import split_by_export
 from scalewise.models.workload import Workload
-from scalewise.probe.untimed_profile import outline_of, specified_profile, with_stages
+from scalewise.predict.predictor import Predictor
+from scalewise.probe.untimed_profile import outline_of, scaled_profile, specified_profile, with_stages
+from scalewise.published.stevens import stevens_profile
+from scalewise.strategies.registry import strategy_of
 from tests.command import ROOT
 from tests.tiny import float32
 
@@ -126,6 +133,47 @@ def test_a_faster_gpu_has_a_shorter_step_and_larger_batches_a_longer_one() -> No
         assert 0 < low < 1 < high
         steps[name] = large.seconds
     assert steps["l4"] > 2 * steps["a100"] > 2 * steps["h100"]
+
+
+def test_a_profile_of_another_gpu_corrects_half_of_the_error_of_the_specification() -> None:
+    measured = stevens_profile("conv")
+    own, other = gpu_named("gtx-1080-ti"), gpu_named("h100")
+    batches = [step.batch for step in measured.steps]
+    scaled = scaled_profile(measured, "conv", own, other, "H100")
+    assert (scaled.quality, scaled.device, scaled.in_step) == ("scaled", "H100", ())
+    predicted = [specified_profile("conv", gpu, gpu.name, batches).steps for gpu in (own, other)]
+    # The host limits the smallest step of an H100.
+    for before, after, on_own, on_other in [*zip(measured.steps, scaled.steps, *predicted, strict=True)][1:]:
+        error = (before.seconds - before.load) / on_own.seconds
+        assert after.seconds - after.load == pytest.approx(on_other.seconds * error**0.5, rel=0.01)
+
+
+def test_a_step_that_the_host_limits_is_as_long_on_a_faster_gpu() -> None:
+    measured = stevens_profile("linear")  # about 4 ms at every batch
+    scaled = scaled_profile(measured, "linear", gpu_named("gtx-1080-ti"), gpu_named("h100"), "H100")
+    for before, after in [*zip(measured.steps, scaled.steps, strict=True)][:5]:
+        assert after.seconds == pytest.approx(before.seconds, rel=0.01)
+        assert after.uncertainty[1] > 2  # its own host may be another
+
+
+@pytest.mark.parametrize("workload", ["linear", "conv"])
+def test_the_verdicts_of_the_study_follow_from_the_specification_alone(workload: str) -> None:
+    cluster, gpu = cluster_of("4x-gtx-1080-ti"), gpu_named("gtx-1080-ti")
+    batches = [step.batch for step in stevens_profile(workload).steps]
+    document = specified_profile(workload, gpu, cluster.devices[0].name, sorted({*batches, 25}))
+    predictor = Predictor(document, cluster)
+    question = Question([strategy_of("mirrored")], [1, 2, 4], [100], epoch_known=False)
+    verdict = verdict_of(predictor, rows_of(predictor, question)[0])
+    assert verdict.add_devices is (workload == "conv")
+    assert verdict.bottleneck == ("compute" if workload == "conv" else "network")
+    if workload == "conv":  # long one-dimensional kernels; steps of 10 clips take 0.7 of what is proportional
+        errors = [step.seconds / (known.seconds - known.load) - 1 for step, known in _pairs(document, workload)]
+        assert max(map(abs, errors[1:])) < 0.35
+
+
+def _pairs(document: ProfileDocument, workload: str) -> list[tuple[StepCost, StepCost]]:
+    steps = {step.batch: step for step in document.steps}
+    return [(steps[known.batch], known) for known in stevens_profile(workload).steps]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scalewise.advice.rows import Row, is_placeable, one_device_seconds
+from scalewise.advice.rows import Row, is_placeable, one_device_seconds, seconds_if_it_fits
 from scalewise.core.errors import UserError
 from scalewise.hardware.cluster import Cluster
 from scalewise.predict.network import packed
@@ -55,7 +55,10 @@ def _is_too_large(predictor: Predictor, strategy: Strategy, devices: int, batch:
     A batch that the strategy refuses is not too large: a larger one may be possible.
     """
     try:
-        return not predictor.predict(strategy, devices, batch, samples=batch).fits
+        if predictor.fits(strategy, devices, batch):
+            return False
+        predictor.simulate(strategy, devices, batch)
+        return True
     except UserError:
         return False
 
@@ -167,7 +170,9 @@ def _other_strategies(
         strategy: Strategy = kind()
         is_new = strategy.exact and not {name, strategy.twin(prediction.devices)} & {*predicted, REFERENCE.name}
         is_possible = is_new and is_placeable(strategy, predictor.cluster, prediction.devices)
-        seconds = seconds_if_it_fits(predictor, strategy, prediction.devices, prediction.batch) if is_possible else None
+        seconds = (
+            seconds_if_possible(predictor, strategy, prediction.devices, prediction.batch) if is_possible else None
+        )
         if seconds is not None and seconds < least:
             least, best = seconds, strategy_text(strategy)
     if best:
@@ -176,7 +181,7 @@ def _other_strategies(
 
 def _variants(predictor: Predictor, prediction: Prediction, one: float | None) -> Iterator[Change]:
     for change, strategy in [variant for kind in STRATEGIES.values() for variant in kind().variants()]:
-        seconds = seconds_if_it_fits(predictor, strategy, prediction.devices, prediction.batch)
+        seconds = seconds_if_possible(predictor, strategy, prediction.devices, prediction.batch)
         if seconds is not None:
             yield Change(change, _speedup(one, seconds), seconds, strategy.exact)
 
@@ -185,13 +190,13 @@ def _larger_batch(predictor: Predictor, several: Row, one: float | None) -> Iter
     """Yield a larger batch, compared with one device at that batch, or at its own if the larger one does not fit."""
     prediction = several.prediction
     batch = LARGER * prediction.batch
-    larger = seconds_if_it_fits(predictor, prediction.strategy, prediction.devices, batch)
+    larger = seconds_if_possible(predictor, prediction.strategy, prediction.devices, batch)
     if larger is None:
         return
     share = -(-batch // several.shares)
     baseline = ""
     single: float | None = None
-    if predictor.predict(REFERENCE, 1, share, samples=share).fits:
+    if predictor.fits(REFERENCE, 1, share):
         single = one_device_seconds(predictor, batch, several.shares)
         baseline = "; compared with one device at that batch"
     elif one is not None:
@@ -232,10 +237,9 @@ def _speedup(one: float | None, seconds: float) -> float | None:
     return None if one is None else one / seconds
 
 
-def seconds_if_it_fits(predictor: Predictor, strategy: Strategy, devices: int, batch: int) -> float | None:
+def seconds_if_possible(predictor: Predictor, strategy: Strategy, devices: int, batch: int) -> float | None:
     """Return the seconds of a step; None if the strategy is impossible or does not fit in memory."""
     try:
-        prediction = predictor.predict(strategy, devices, batch, samples=batch)
+        return seconds_if_it_fits(predictor, strategy, devices, batch)
     except UserError:
         return None
-    return prediction.seconds if prediction.fits else None

@@ -144,11 +144,10 @@ def _with_stages(document: ProfileDocument, request: ProfileRequest) -> ProfileD
     known = not document.footprint or document.footprint.get("sections")
     if known or request.profile is not None or workload is None or workload in OUTLINES:
         return document
-    from scalewise.models.resolve import resolve
     from scalewise.probe.untimed_profile import with_stages
 
-    model = resolve(workload, request.input_shape, request.classes) if isinstance(workload, str) else workload
-    return with_stages(document, model, Path(request.data) if request.data else None)
+    path = Path(request.data) if request.data else None
+    return with_stages(document, workload, path, request.input_shape, request.classes)
 
 
 def compare_clusters(

@@ -16,15 +16,16 @@ from scalewise.advice.alternatives import (
     SLOWEST_GBps,
     break_even,
     changes_of,
-    seconds_if_it_fits,
+    seconds_if_possible,
     seconds_with_workers,
 )
 from scalewise.advice.inputs import counted
 from scalewise.advice.rows import Row, interval_text
+from scalewise.core.errors import UserError
 from scalewise.core.timeline import BETWEEN_DEVICES
 from scalewise.core.units import bytes_text, gigabytes_text, seconds_text
 from scalewise.predict.network import in_use
-from scalewise.predict.predictor import Bottleneck, Predictor
+from scalewise.predict.predictor import Bottleneck, Prediction, Predictor
 from scalewise.strategies.base import batch_shares
 
 MAX_PLANNED_DEVICES = 16
@@ -413,16 +414,25 @@ def verdict_of(predictor: Predictor, rows: Sequence[Row]) -> Verdict:
 def smaller_batch_that_fits(predictor: Predictor, rows: Sequence[Row]) -> tuple[int, Row] | None:
     """Halve the batch until it fits; return it with the fastest row, or None if no batch fits."""
     batch = rows[0].prediction.batch // 2
-    while batch:
+    rows = [row for row in rows if _could_fit(predictor, row.prediction)]
+    while batch and rows:
         candidates: list[tuple[float, int]] = []
         for number, row in enumerate(rows):
-            seconds = seconds_if_it_fits(predictor, row.prediction.strategy, row.prediction.devices, batch)
+            seconds = seconds_if_possible(predictor, row.prediction.strategy, row.prediction.devices, batch)
             if seconds is not None:
                 candidates.append((seconds, number))
         if candidates:
             return batch, rows[min(candidates)[1]]
         batch //= 2
     return None
+
+
+def _could_fit(predictor: Predictor, prediction: Prediction) -> bool:
+    """Whether the smallest batch fits in memory; also true for a strategy that refuses it."""
+    try:
+        return predictor.fits(prediction.strategy, prediction.devices, 1)
+    except UserError:
+        return True
 
 
 def _most_telling(rows: Sequence[Row]) -> Row:

@@ -153,6 +153,8 @@ def profile_one_device(request: ProfileRequest) -> OneDevice:
     if request.profile is not None:
         document = _read(request.profile)
         _check_same(request.workload, document)
+        if scaled := _scaled(request, document):
+            return scaled
         _check_unused(request, "a profile is given")
         check_device(f"the profile of {document.workload} was measured on", document.device, request.cluster)
         source = f"the given profile: {document.source}" if document.source else "the given profile"
@@ -274,6 +276,32 @@ PRECISION_NOTES = {
 def _batches_text(document: ProfileDocument) -> str:
     batches = [step.batch for step in document.steps]
     return f"at batches {batches[0]} to {batches[-1]}"
+
+
+COUNTED_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+"""Precisions in which the operators of a model are counted."""
+
+
+def _scaled(request: ProfileRequest, document: ProfileDocument) -> OneDevice | None:
+    """Scale the profile of another GPU to the cluster's.
+
+    None if it is of the same GPU, of a GPU that is not in the list, or itself predicted from a specification.
+    """
+    device = request.cluster.devices[0].name
+    measured_on, gpu = find_gpu(document.device), find_gpu(device)
+    if same_device(document.device, device) or measured_on is None or gpu is None:
+        return None
+    if document.quality not in ("measured", "calibrated") or document.precision not in COUNTED_PRECISIONS:
+        return None
+    if document.execution not in ("eager", "graph"):
+        return None
+    plain = replace(request, input_shape=None, classes=None)
+    _check_unused(plain, "a profile is given")
+    from scalewise.probe.untimed_profile import scaled_profile
+
+    workload = document.workload if request.workload is None else request.workload
+    scaled = scaled_profile(document, workload, measured_on, gpu, device, request.input_shape, request.classes)
+    return OneDevice(scaled, scaled.source, _middle(scaled))
 
 
 def _specified(request: ProfileRequest, workload: str | Workload, gpu: Gpu) -> OneDevice:

@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 """Columns of a terminal."""
-MARKS = {"measured": "", "interpolated": "~", "extrapolated": "?", "specification": "*"}
+MARKS = {"measured": "", "interpolated": "~", "extrapolated": "?", "scaled": "*", "specification": "*"}
 MEANINGS = {
     "interpolated": "between profiled batches",
     "extrapolated": "outside the profiled batches",
+    "scaled": "scaled from another GPU",
     "specification": "from the specification of the device",
 }
 """Meaning of each mark on a batch."""

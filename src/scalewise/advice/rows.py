@@ -270,6 +270,13 @@ def one_device_seconds(predictor: Predictor, batch: int, shares: int) -> float:
     return predictor.simulate(REFERENCE, 1, share).step_seconds * batch / share
 
 
+def seconds_if_it_fits(predictor: Predictor, strategy: Strategy, devices: int, batch: int) -> float | None:
+    """Return the seconds of a step; None if it does not fit in memory, which is checked first because it is fast."""
+    if not predictor.fits(strategy, devices, batch):
+        return None
+    return predictor.simulate(strategy, devices, batch).step_seconds
+
+
 def _row_of_several(
     predictor: Predictor, question: Question, strategy: Strategy, devices: int, alone: Prediction
 ) -> Row:
@@ -277,17 +284,18 @@ def _row_of_several(
     small, large = alone.batch, alone.batch * shares
     if question.batch_per_device is None:
         prediction = _predict(predictor, question, strategy, devices, small)
-        weak = predictor.predict(strategy, devices, large, samples=large)
+        weak_seconds = seconds_if_it_fits(predictor, strategy, devices, large) if alone.fits else None
         one = alone
     else:
-        prediction = weak = _predict(predictor, question, strategy, devices, large)
+        prediction = _predict(predictor, question, strategy, devices, large)
+        weak_seconds = prediction.seconds if prediction.fits else None
         one = _predict(predictor, question, REFERENCE, 1, large)
     return _row(
         predictor,
         question,
         prediction,
         one.epoch_seconds / prediction.epoch_seconds if one.fits and prediction.fits else None,
-        shares * alone.seconds / weak.seconds if alone.fits and weak.fits else None,
+        shares * alone.seconds / weak_seconds if alone.fits and weak_seconds else None,
     )
 
 

@@ -52,7 +52,7 @@ class StepCost(BaseModel):
     """Median of the measured steps; the phases sum to it."""
     peak_memory_bytes: Bytes | None = None
     uncertainty: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=1, le=1e6)]] = (1.0, 1.0)
-    """90 % interval as factors of the seconds, if the step was predicted from a specification and not measured."""
+    """90 % interval as factors of the seconds, if the step was predicted from a specification or scaled."""
 
     @field_validator("ready")
     @classmethod

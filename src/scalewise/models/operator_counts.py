@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -22,112 +23,8 @@ from scalewise.core.specs import unknown
 from scalewise.data.dataset import DataRequest
 from scalewise.models.operator_rules import RECURRENT, costs_of, is_view, name_of, recurrent_layer, tensors_in
 from scalewise.models.workload import Workload
-from scalewise.predict.operators import BatchLine, Operator, Phase, in_tf32
+from scalewise.predict.operators import BatchLine, Event, Operator, Phase, fused_chains, fused_operators, in_tf32
 from scalewise.predict.roofline import DeviceLimits, Roofline, roofline_of
-
-FUSIBLE = frozenset({"elementwise", "normalization", "softmax", "reduction", "copy", "loss"})
-
-Access = tuple[int, int]
-"""Storage that an operator reads or writes, and the number of elements."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """One recorded operator and the storages that it reads and writes."""
-
-    operator: Operator
-    inputs: tuple[Access, ...] = ()
-    outputs: tuple[Access, ...] = ()
-
-    def with_more_calls(self, calls: float) -> Event:
-        return replace(self, operator=replace(self.operator, calls=self.operator.calls + calls))
-
-
-def fused_chains(events: Sequence[Event]) -> list[list[int]]:
-    """Return the positions of the events of every chain, in the order of execution.
-
-    A fusible operator joins the chain that wrote one of its inputs, when both work on the same number of elements in
-    the same phase, and nothing that cannot be fused comes between them.
-    """
-    chains: list[list[int]] = []
-    chain_of: list[int] = []
-    writer: dict[int, int] = {}
-    for number, event in enumerate(events):
-        producers = [writer[storage] for storage, _ in event.inputs if storage in writer]
-        joined = next((chain_of[producer] for producer in reversed(producers) if _joins(events[producer], event)), None)
-        if joined is not None and any(
-            chain_of[producer] != joined
-            and producer > chains[joined][0]
-            and events[producer].operator.kind not in FUSIBLE
-            for producer in producers
-        ):
-            joined = None
-        if joined is None:
-            chains.append([])
-            joined = len(chains) - 1
-        chains[joined].append(number)
-        chain_of.append(joined)
-        for storage, _ in event.outputs:
-            writer[storage] = number
-    return sorted(chains, key=lambda chain: chain[-1])
-
-
-def fused_operators(events: Sequence[Event], chains: Sequence[Sequence[int]]) -> list[Operator]:
-    """Return one operator per chain: it reads every input once and writes only what later events read."""
-    readers: dict[int, set[int]] = {}
-    for chain, numbers in enumerate(chains):
-        for number in numbers:
-            for storage, _ in events[number].inputs:
-                readers.setdefault(storage, set()).add(chain)
-    return [
-        _fused([events[number] for number in numbers], chain, readers)
-        if len(numbers) > 1
-        else events[numbers[0]].operator
-        for chain, numbers in enumerate(chains)
-    ]
-
-
-def _joins(producer: Event, event: Event) -> bool:
-    return (
-        producer.operator.kind in FUSIBLE
-        and event.operator.kind in FUSIBLE
-        and producer.operator.phase == event.operator.phase
-        and _elements(producer) == _elements(event)
-    )
-
-
-def _elements(event: Event) -> int:
-    return max((elements for _, elements in (*event.inputs, *event.outputs)), default=0)
-
-
-def _fused(members: Sequence[Event], chain: int, readers: dict[int, set[int]]) -> Operator:
-    first = members[0].operator
-    if len(members) == 1:
-        return first
-    written = {storage for event in members for storage, _ in event.outputs}
-    read: dict[int, float] = {}
-    wrote: dict[int, float] = {}
-    for event in members:
-        sizes_in = dict(event.inputs)
-        total = sum(sizes_in.values()) or 1
-        for storage, elements in sizes_in.items():
-            if storage not in written:
-                read[storage] = max(read.get(storage, 0.0), event.operator.bytes_read * elements / total)
-        sizes_out = dict(event.outputs)
-        total = sum(sizes_out.values()) or 1
-        for storage, elements in sizes_out.items():
-            if readers.get(storage, set()) - {chain} or event is members[-1]:
-                wrote[storage] = max(wrote.get(storage, 0.0), event.operator.bytes_written * elements / total)
-    return replace(
-        first,
-        kind="fused",
-        flops=sum(event.operator.flops for event in members),
-        bytes_read=sum(read.values()),
-        bytes_written=sum(wrote.values()),
-        kernels=max(event.operator.kernels for event in members),
-        calls=1.0,
-    )
-
 
 FUSED_PASSES = {
     "sgd": (2, 1),
@@ -337,12 +234,99 @@ def count_batches(
     options: CountOptions | None = None,
     **changes: Any,
 ) -> BatchLine:
-    """Count operators at two batches and return them as functions of the batch. `inputs` is called with the batch."""
+    """Count operators at two batches and return them as functions of the batch. `inputs` is called with the batch.
+
+    Of a model with many equal blocks, only a few blocks are counted; the result equals a full count.
+    """
     options = replace(options or CountOptions(), **changes)
+    if options.execution != "compiled" and (line := _count_few_blocks(model, inputs, batches, options)):
+        return line
     low, high = (_recorded_step(model, partial(inputs, batch), options) for batch in batches)
     chains = fused_chains(high[0]) if options.execution == "compiled" else None
     counts = [_operators(events, sizes, options, chains) for events, sizes in (low, high)]
     return BatchLine(*batches, tuple(counts[0]), tuple(counts[1])).merged()
+
+
+FEWEST_BLOCKS = 16
+"""Fewest equal blocks of a model of which only a few are counted."""
+
+
+def _count_few_blocks(
+    model: Callable[[], nn.Module], inputs: Callable[[int], Any], batches: tuple[int, int], options: CountOptions
+) -> BatchLine | None:
+    """Count the model with two, three and four of its equal blocks, and extrapolate to all of them.
+
+    None if the model has no list of equal blocks, or if its operators do not grow in proportion to the blocks.
+    """
+    with _fake_step(options.dtype):
+        module = _built(model)
+        blocks = equal_blocks(module)
+        if blocks is None:
+            return None
+        total, sizes = len(blocks), _trained_sizes(module)
+
+        def operators(count: int, batch: int) -> list[Operator]:
+            del blocks[count:]
+            module.zero_grad(set_to_none=True)
+            events = _record_step(module, partial(inputs, batch), options)
+            return _operators(events, [], replace(options, optimizer=None), None)
+
+        try:
+            # In this order: a model that computes something only in its first step is not proportional to the blocks.
+            checked = Counter(operators(4, batches[0]))
+            low, high = operators(3, batches[0]), operators(3, batches[1])
+            low_of_two, high_of_two = operators(2, batches[0]), operators(2, batches[1])
+        except Exception:  # the model needs all of its blocks; if it fails with them too, that error is raised
+            return None
+    if len(low) != len(high) or len(low_of_two) != len(high_of_two):
+        return None
+    of_two, of_three = Counter(zip(low_of_two, high_of_two, strict=True)), Counter(zip(low, high, strict=True))
+    if of_two - of_three or checked - Counter(low) != Counter(low) - Counter(low_of_two):
+        return None
+    counts = {pair: number + (total - 3) * (number - of_two[pair]) for pair, number in of_three.items()}
+    update = _operators([], sizes, options, None)
+    pairs = [tuple(replace(operator, count=float(count)) for operator in pair) for pair, count in counts.items()]
+    return BatchLine(*batches, *(tuple(column) + tuple(update) for column in zip(*pairs, strict=True))).merged()
+
+
+def equal_blocks(module: nn.Module) -> nn.ModuleList | nn.Sequential | None:
+    """Return the module's largest list of at least FEWEST_BLOCKS blocks that differ in their weights only."""
+    lists = [
+        child
+        for child in module.modules()
+        if isinstance(child, nn.ModuleList | nn.Sequential) and len(child) >= FEWEST_BLOCKS and _are_equal([*child])
+    ]
+    return max(lists, key=lambda child: sum(part.numel() for part in child.parameters()), default=None)
+
+
+def _are_equal(blocks: Sequence[nn.Module]) -> bool:
+    """Whether blocks have the same structure, sizes and attributes, except for attributes that number them."""
+    if len({id(block) for block in blocks}) < len(blocks) or len({str(block) for block in blocks}) > 1:
+        return False
+    return all(_modules_are_equal(parts) for parts in zip(*(block.modules() for block in blocks), strict=True))
+
+
+def _modules_are_equal(modules: Sequence[nn.Module]) -> bool:
+    tensors = [(*module._parameters.items(), *module._buffers.items()) for module in modules]
+    shapes = [
+        [(name, None if tensor is None else (tensor.shape, tensor.dtype, tensor.requires_grad)) for name, tensor in row]
+        for row in tensors
+    ]
+    attributes = [{key: value for key, value in vars(module).items() if key not in OF_TORCH} for module in modules]
+    return (
+        shapes.count(shapes[0]) == len(shapes)
+        and all(row.keys() == attributes[0].keys() for row in attributes)
+        and all(_values_are_equal([row[name] for row in attributes]) for name in attributes[0])
+    )
+
+
+OF_TORCH = {"_parameters", "_buffers", "_modules"}
+
+
+def _values_are_equal(values: Sequence[Any]) -> bool:
+    if values == [*range(len(values))]:
+        return True
+    return all(value is values[0] or (type(value) is type(values[0]) and bool(value == values[0])) for value in values)
 
 
 def _operators(
@@ -357,31 +341,49 @@ def _operators(
 def _recorded_step(
     model: Callable[[], nn.Module], inputs: Callable[[], Any], options: CountOptions
 ) -> tuple[list[Event], list[tuple[int, int]]]:
-    """Return the events of forward and backward, and (elements, bytes per element) of every trained parameter."""
-    recorder = Recorder()
-    with _fake_step(recorder, options.dtype):
-        module = model().train()
-        arguments = inputs()
-        if options.layout == "nhwc":
-            arguments = _channels_last(arguments)
+    """Return the events of forward and backward, and the sizes of the trained parameters."""
+    with _fake_step(options.dtype):
+        module = _built(model)
         try:
-            _one_step(module, arguments, options, recorder)
+            events = _record_step(module, inputs, options)
         except DynamicOutputShapeException as error:
             raise UserError(
                 f"the operator {error.func} has an output whose size depends on the data, so its work cannot be "
                 "counted in advance; for a mixture of experts give every expert the same number of tokens"
             ) from error
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        return recorder.events, [(parameter.numel(), parameter.element_size()) for parameter in trained]
+        return events, _trained_sizes(module)
+
+
+def _built(model: Callable[[], nn.Module]) -> nn.Module:
+    """Build a module of fake tensors; recorders answer if it reads a value, such as a rate of dropout."""
+    with Recorder() as recorder, AsOnGpu(recorder):
+        return model().train()
+
+
+def _trained_sizes(module: nn.Module) -> list[tuple[int, int]]:
+    """Return (elements, bytes per element) of every trained parameter."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return [(parameter.numel(), parameter.element_size()) for parameter in trained]
 
 
 def parameter_bytes(model: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> int:
     """Return the bytes of the model's parameters without allocating them."""
-    with _fake_step(Recorder(), dtype):
-        return sum(parameter.numel() * parameter.element_size() for parameter in model().parameters())
+    with _fake_step(dtype):
+        return sum(parameter.numel() * parameter.element_size() for parameter in _built(model).parameters())
 
 
-def _one_step(module: nn.Module, arguments: Any, options: CountOptions, recorder: Recorder) -> None:
+def _record_step(module: nn.Module, inputs: Callable[[], Any], options: CountOptions) -> list[Event]:
+    """Return the events of forward and backward of a module of fake tensors."""
+    arguments = inputs()
+    if options.layout == "nhwc":
+        arguments = _channels_last(arguments)
+    recorder = Recorder()
+    with recorder, AsOnGpu(recorder):
+        _run_step(module, arguments, options, recorder)
+    return recorder.events
+
+
+def _run_step(module: nn.Module, arguments: Any, options: CountOptions, recorder: Recorder) -> None:
     autocast = AUTOCAST.get(options.precision)
     context: AbstractContextManager[Any] = torch.autocast("cpu", autocast) if autocast else nullcontext()
     recorder.phase = "forward"
@@ -415,7 +417,7 @@ def _channels_last(arguments: Any) -> Any:
 
 
 @contextmanager
-def _fake_step(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
+def _fake_step(dtype: torch.dtype) -> Iterator[None]:
     before, mkldnn = torch.get_default_dtype(), torch._C._get_mkldnn_enabled()
     torch.set_default_dtype(dtype)
     logger = logging.getLogger("torch._subclasses.fake_tensor")
@@ -425,8 +427,6 @@ def _fake_step(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
         with ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            stack.enter_context(recorder)
-            stack.enter_context(AsOnGpu(recorder))
             yield
     finally:
         torch._C._set_mkldnn_enabled(mkldnn)

@@ -17,7 +17,7 @@ from scalewise.predict.simulator import Seconds
 from scalewise.strategies.base import Strategy
 from scalewise.strategies.plan import Plan
 
-CostOrigin = Literal["measured", "interpolated", "extrapolated", "specification"]
+CostOrigin = Literal["measured", "interpolated", "extrapolated", "scaled", "specification"]
 COMPUTE = ("forward", "backward", "update")
 ABOVE = (0.8, 1.25)
 """Uncertainty factors for batches above the profiled ones: better utilization, or caches that are too small."""
@@ -94,14 +94,15 @@ class Costs:
         return self.steps[place - 1], self.steps[place]
 
     def spread(self, samples: int) -> CostRange:
-        """Uncertainty of the compute at this batch; wider if the profile was predicted from a specification."""
+        """Uncertainty of the compute at this batch; wider if the profile was predicted or scaled."""
         spread = self._profiled_spread(samples)
         batch = max(samples, 1)
         nearest = [self.steps[self.batches.index(batch)]] if batch in self.batches else self._nearest(batch)
         low, high = min(step.uncertainty[0] for step in nearest), max(step.uncertainty[1] for step in nearest)
         if (low, high) == (1.0, 1.0):
             return spread
-        return CostRange(spread.low * low, spread.high * high, "specification")
+        known: CostOrigin = "scaled" if self.profile.quality == "scaled" else "specification"
+        return CostRange(spread.low * low, spread.high * high, known)
 
     def _nearest(self, batch: int) -> Sequence[StepCost]:
         """Profiled steps on both sides of this batch."""

@@ -25,6 +25,8 @@ Family = Literal["cnn", "transformer", "host-bound", "other"]
 
 UNKNOWN_OPERATORS = 2.0
 """Relative widening of the interval (in log space) if all bytes belong to unknown operators; less in proportion."""
+HOST_SHARE = {"specification": 0.5, "calibrated": 0.5, "scaled": 0.0}
+"""Relative widening of the interval (in log space) where the host needs as long as the GPU; less in proportion."""
 MEASURED = 1.05
 """Interval of a time from a profile of the same device, as a factor up and down."""
 
@@ -61,24 +63,29 @@ class Interval:
 
 
 def interval(
-    quality: Quality, family: Family, precision: str, without: str | None = None, unknown_share: float = 0.0
+    quality: Quality,
+    family: Family,
+    precision: str,
+    without: str | None = None,
+    unknown_share: float = 0.0,
+    host_share: float = 0.0,
 ) -> Interval:
     """Interval from the leave-one-out scores of this quality, operator family and precision.
 
-    `without` leaves the named table's own scores out. A family without scores gets the widest interval of the others.
+    `without` leaves the named table's own scores out. A family without scores gets the widest interval of the other
+    families with as many bits. `host_share`: the host's seconds divided by the GPU's, at most 1.
     """
-    table = (
-        gpu_constants_document()["intervals"]
-        if without is None
-        else gpu_constants_document()["intervals_without"].get(without)
-    )
-    table = table or gpu_constants_document()["intervals"]
+    document = gpu_constants_document()
+    table = document["intervals_without"].get(without) or document["intervals"]
     units = "16" if precision in ("fp16", "bf16") else "32"
     if quality == "measured":
         return Interval(1 / MEASURED, MEASURED)
     rows = table[quality]
-    factor = rows.get("host-bound" if family == "host-bound" else f"{family} {units}") or max(rows.values())
-    return Interval(1 / factor, factor).widened(1 + UNKNOWN_OPERATORS * unknown_share)
+    if family == "host-bound":
+        return Interval(1 / rows[family], rows[family])
+    factor = rows.get(f"{family} {units}") or max(value for name, value in rows.items() if name.endswith(units))
+    widening = (1 + UNKNOWN_OPERATORS * unknown_share) * (1 + HOST_SHARE[quality] * host_share)
+    return Interval(1 / factor, factor).widened(widening)
 
 
 Floats = NDArray[np.float64]
@@ -161,6 +168,11 @@ class StepEstimate:
     @property
     def host_bound(self) -> bool:
         return self.host_seconds > self.gpu_seconds
+
+    @property
+    def host_share(self) -> float:
+        """Host seconds divided by GPU seconds, at most 1. Above one half, the GPU now and then waits for the host."""
+        return min(self.host_seconds / self.gpu_seconds, 1.0) if self.gpu_seconds else 1.0
 
 
 class GpuModel:

@@ -1,4 +1,4 @@
-"""Records of the operators of one training step: kernels, flops and bytes. Imports no torch."""
+"""Operators of one training step: kernels, flops, bytes, and chains that a compiler fuses. Imports no torch."""
 
 from __future__ import annotations
 
@@ -119,6 +119,110 @@ class BatchLine:
             tuple(replace(low, count=count) for (low, _), count in pairs.items()),
             tuple(replace(high, count=count) for (_, high), count in pairs.items()),
         )
+
+
+FUSIBLE = frozenset({"elementwise", "normalization", "softmax", "reduction", "copy", "loss"})
+
+Access = tuple[int, int]
+"""Storage that an operator reads or writes, and the number of elements."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One recorded operator and the storages that it reads and writes."""
+
+    operator: Operator
+    inputs: tuple[Access, ...] = ()
+    outputs: tuple[Access, ...] = ()
+
+    def with_more_calls(self, calls: float) -> Event:
+        return replace(self, operator=replace(self.operator, calls=self.operator.calls + calls))
+
+
+def fused_chains(events: Sequence[Event]) -> list[list[int]]:
+    """Return the positions of the events of every chain, in the order of execution.
+
+    A fusible operator joins the chain that wrote one of its inputs, when both work on the same number of elements in
+    the same phase, and nothing that cannot be fused comes between them.
+    """
+    chains: list[list[int]] = []
+    chain_of: list[int] = []
+    writer: dict[int, int] = {}
+    for number, event in enumerate(events):
+        producers = [writer[storage] for storage, _ in event.inputs if storage in writer]
+        joined = next((chain_of[producer] for producer in reversed(producers) if _joins(events[producer], event)), None)
+        if joined is not None and any(
+            chain_of[producer] != joined
+            and producer > chains[joined][0]
+            and events[producer].operator.kind not in FUSIBLE
+            for producer in producers
+        ):
+            joined = None
+        if joined is None:
+            chains.append([])
+            joined = len(chains) - 1
+        chains[joined].append(number)
+        chain_of.append(joined)
+        for storage, _ in event.outputs:
+            writer[storage] = number
+    return sorted(chains, key=lambda chain: chain[-1])
+
+
+def fused_operators(events: Sequence[Event], chains: Sequence[Sequence[int]]) -> list[Operator]:
+    """Return one operator per chain: it reads every input once and writes only what later events read."""
+    readers: dict[int, set[int]] = {}
+    for chain, numbers in enumerate(chains):
+        for number in numbers:
+            for storage, _ in events[number].inputs:
+                readers.setdefault(storage, set()).add(chain)
+    return [
+        _fused([events[number] for number in numbers], chain, readers)
+        if len(numbers) > 1
+        else events[numbers[0]].operator
+        for chain, numbers in enumerate(chains)
+    ]
+
+
+def _joins(producer: Event, event: Event) -> bool:
+    return (
+        producer.operator.kind in FUSIBLE
+        and event.operator.kind in FUSIBLE
+        and producer.operator.phase == event.operator.phase
+        and _elements(producer) == _elements(event)
+    )
+
+
+def _elements(event: Event) -> int:
+    return max((elements for _, elements in (*event.inputs, *event.outputs)), default=0)
+
+
+def _fused(members: Sequence[Event], chain: int, readers: dict[int, set[int]]) -> Operator:
+    first = members[0].operator
+    if len(members) == 1:
+        return first
+    written = {storage for event in members for storage, _ in event.outputs}
+    read: dict[int, float] = {}
+    wrote: dict[int, float] = {}
+    for event in members:
+        sizes_in = dict(event.inputs)
+        total = sum(sizes_in.values()) or 1
+        for storage, elements in sizes_in.items():
+            if storage not in written:
+                read[storage] = max(read.get(storage, 0.0), event.operator.bytes_read * elements / total)
+        sizes_out = dict(event.outputs)
+        total = sum(sizes_out.values()) or 1
+        for storage, elements in sizes_out.items():
+            if readers.get(storage, set()) - {chain} or event is members[-1]:
+                wrote[storage] = max(wrote.get(storage, 0.0), event.operator.bytes_written * elements / total)
+    return replace(
+        first,
+        kind="fused",
+        flops=sum(event.operator.flops for event in members),
+        bytes_read=sum(read.values()),
+        bytes_written=sum(wrote.values()),
+        kernels=max(event.operator.kernels for event in members),
+        calls=1.0,
+    )
 
 
 def in_pure_half(operators: Iterable[Operator], precision: Literal["bf16", "fp16"]) -> list[Operator]:

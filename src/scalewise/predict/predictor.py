@@ -258,6 +258,8 @@ class Predictor:
         self._simulators: dict[tuple[Layout, OverlapModel], Simulator] = {}
         self._steps: dict[tuple[Strategy, int, int, Layout], float] = {}
         """Seconds of simulated steps, because the short last batch of an epoch is often the full batch of another."""
+        self._memory: dict[tuple[Strategy, int, int], int] = {}
+        """Peak memory by strategy, devices and batch per device."""
 
     def simulate(
         self,
@@ -354,13 +356,11 @@ class Predictor:
         self._steps[strategy, devices, batch, layout] = seconds
         shorter = batch if strategy.pads_last_batch else rest
         last = self._seconds(strategy, devices, shorter, layout) if rest else 0.0
-        per_device = -(-batch // devices)
         samples_at_once = max(operation.samples for operation in step.operations if operation.phase == "forward")
         spread = self.costs.spread(samples_at_once)
         below, above = interval_reach(step, spread, self.cluster, layout)
-        needed = memory_bytes(self.profile, self.costs, strategy, per_device, devices, self.cluster)
-        available = min(device.memory_GB for device, _ in in_use(self.cluster, max(layout.per_host))) * 1e9
-        fits = needed <= available or self._memory_unknown
+        needed = self._memory_bytes(strategy, devices, batch)
+        fits = self._has_memory(needed, layout)
         epoch = full * seconds + last
         copied = self._copied_seconds(step, strategy, layout)
         return Prediction(
@@ -382,6 +382,21 @@ class Predictor:
             known=spread.known,
             copied_seconds=copied,
         )
+
+    def fits(self, strategy: Strategy, devices: int, batch: int) -> bool:
+        """Whether a step fits in memory, without simulating it."""
+        needed = self._memory_bytes(strategy, devices, batch)
+        return self._has_memory(needed, packed(self.cluster, devices))
+
+    def _memory_bytes(self, strategy: Strategy, devices: int, batch: int) -> int:
+        key = strategy, devices, -(-batch // devices)
+        if key not in self._memory:
+            self._memory[key] = memory_bytes(self.profile, self.costs, strategy, key[2], devices, self.cluster)
+        return self._memory[key]
+
+    def _has_memory(self, needed: int, layout: Layout) -> bool:
+        available = min(device.memory_GB for device, _ in in_use(self.cluster, max(layout.per_host))) * 1e9
+        return needed <= available or self._memory_unknown
 
     def _seconds(self, strategy: Strategy, devices: int, batch: int, layout: Layout) -> float:
         step = strategy, devices, batch, layout

@@ -22,6 +22,11 @@ from scalewise.predict.operators import Operator, unknown_bytes_share, unknown_o
 HOST_UNKNOWN = 2.2
 """Interval of the host's time per call, as a factor up and down, if no step was measured on the machine."""
 
+BIAS_KEPT: dict[Quality, float] = {"calibrated": 0.8, "scaled": 0.5}
+"""Share of a measured step's error, in log space, that is corrected: the rest belongs to the measured model
+(calibrated), or to the measured GPU and its host (scaled). Chosen on the published tables, in which full correction is
+worse."""
+
 
 @dataclass(frozen=True)
 class StepPrediction:
@@ -46,7 +51,7 @@ class Calibration:
     """Correction of the GPU model for one device, from one measured step."""
 
     gpu_factor: float = 1.0
-    """Measured GPU seconds divided by predicted GPU seconds."""
+    """Correction of the predicted GPU seconds."""
     host_us: float | None = None
     """Host time per call if the host limited the measured step; None otherwise."""
     quality: Quality = "calibrated"
@@ -78,9 +83,14 @@ def predict_step(
     estimate = replace(estimate, gpu_seconds=estimate.gpu_seconds * calibration.gpu_factor)
     precision = _main_precision(operators)
     limits = interval(
-        calibration.quality, family_of(operators), precision, unknown_share=unknown_bytes_share(operators)
+        calibration.quality,
+        family_of(operators),
+        precision,
+        unknown_share=unknown_bytes_share(operators),
+        host_share=estimate.host_share,
     )
-    host = interval("calibrated", "host-bound", precision).high if calibration.host_us is not None else HOST_UNKNOWN
+    host_known = calibration.host_us is not None and calibration.quality == "calibrated"
+    host = interval("calibrated", "host-bound", precision).high if host_known else HOST_UNKNOWN
     low, high = step_limits(estimate, limits, host)
     return StepPrediction(
         seconds=estimate.seconds,
@@ -108,16 +118,17 @@ def calibrate(
     *,
     execution: Execution = "eager",
     power_W: float | None = None,
+    quality: Quality = "calibrated",
 ) -> Calibration:
-    """Calibration from one measured step of any model on this device.
+    """Calibration from one measured step of any model on this device, or of the same model on another (scaled).
 
     A step whose predicted GPU time is less than half of what was measured is taken as bound by the host.
     """
     estimate = _estimate(operators, gpu, execution, power_W, None)
     if execution == "eager" and estimate.gpu_seconds < measured_seconds / 2:
         calls = GpuModel(gpu, gpu_constants()).host_calls(OperatorTable.of(operators))
-        return Calibration(host_us=measured_seconds / calls * 1e6)
-    return Calibration(gpu_factor=measured_seconds / estimate.gpu_seconds)
+        return Calibration(host_us=measured_seconds / calls * 1e6, quality=quality)
+    return Calibration((measured_seconds / estimate.gpu_seconds) ** BIAS_KEPT[quality], quality=quality)
 
 
 def scale_from(
@@ -128,12 +139,12 @@ def scale_from(
     *,
     execution: Execution = "eager",
 ) -> StepPrediction:
-    """Predict the same step on another GPU: the measured seconds times the predicted ratio."""
-    source = _estimate(operators, measured_on, execution, None, None)
-    bias = measured_seconds / source.gpu_seconds
-    if source.gpu_seconds < measured_seconds / 2:  # bound by the host: its time says nothing about the GPU
-        bias = 1.0
-    return predict_step(operators, gpu, execution=execution, calibration=Calibration(bias, quality="scaled"))
+    """Predict the same step on another GPU: the predicted seconds, with half of the error of the measured step.
+
+    A measured step that the host limits says nothing about the GPU; the host of the other GPU is taken to be as fast.
+    """
+    calibration = calibrate(operators, measured_on, measured_seconds, execution=execution, quality="scaled")
+    return predict_step(operators, gpu, execution=execution, calibration=calibration)
 
 
 def _estimate(

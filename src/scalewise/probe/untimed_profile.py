@@ -1,13 +1,13 @@
-"""Profiles of workloads that are not timed here: sizes, layers and stages; predicted steps of GPUs not present."""
+"""Profiles that are not timed here: sizes, layers and stages of workloads; predicted and scaled steps of GPUs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import nn
@@ -25,9 +25,10 @@ from scalewise.models.model_split import SplittableChain, declared_chain, split_
 from scalewise.models.operator_counts import count_batches, counted_loss
 from scalewise.models.resolve import resolve
 from scalewise.models.workload import Workload
+from scalewise.predict.gpu_model import Execution
 from scalewise.predict.memory import profile_footprint, ready_by_flops
 from scalewise.predict.operators import MATRIX_KINDS, BatchLine, Operator, Phase
-from scalewise.predict.step_seconds import predict_step
+from scalewise.predict.step_seconds import predict_step, scale_from
 from scalewise.strategies.plan import Footprint
 
 
@@ -51,7 +52,13 @@ def outline_of(workload: str | Workload, input_shape: str | None = None, classes
     )
 
 
-def with_stages(document: ProfileDocument, workload: Workload, path: Path | None = None) -> ProfileDocument:
+def with_stages(
+    document: ProfileDocument,
+    workload: str | Workload,
+    path: Path | None = None,
+    input_shape: str | None = None,
+    classes: int | None = None,
+) -> ProfileDocument:
     """Add the sections from which training builds pipeline stages, or the reason why the model cannot be split.
 
     A model that does not say where it can be split is exported with torch.export, which takes seconds.
@@ -59,19 +66,31 @@ def with_stages(document: ProfileDocument, workload: Workload, path: Path | None
     footprint = document.footprint
     if not footprint or footprint.get("sections") or footprint.get("not_in_stages"):
         return document
-    data = workload.data(DataRequest(path, samples=WEIGHED))
+    stages = _stages_of(workload, path, input_shape, classes)
+    return document.model_copy(update={"footprint": {**footprint, **stages}})
+
+
+@lru_cache(maxsize=1)
+def _stages_of(
+    workload: str | Workload, path: Path | None, input_shape: str | None, classes: int | None
+) -> dict[str, Any]:
+    """Fields of the footprint that describe the sections, found once for all clusters that are compared.
+
+    Only one result is cached, because a workload may hold its data.
+    """
+    resolved = resolve(workload, input_shape, classes) if isinstance(workload, str) else workload
+    data = resolved.data(DataRequest(path, samples=WEIGHED))
     with torch.random.fork_rng(devices=[]):
         try:
-            stages = _stages_on("meta", workload, data)
+            return _stages_on("meta", resolved, data)
         except Exception:  # some models need real numbers; an error that occurs on the CPU too is the model's own
             try:
-                stages = _stages_on("cpu", workload, data)
+                return _stages_on("cpu", resolved, data)
             except UserError as error:
-                stages = {"not_in_stages": str(error)}
+                return {"not_in_stages": str(error)}
             except Exception as error:  # the user's model may raise anything
                 message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                stages = {"not_in_stages": f"'{workload.name}' fails on its own data: {message}"}
-    return document.model_copy(update={"footprint": {**footprint, **stages}})
+                return {"not_in_stages": f"'{resolved.name}' fails on its own data: {message}"}
 
 
 def _stages_on(device: str, workload: Workload, data: Data) -> dict[str, Any]:
@@ -81,7 +100,10 @@ def _stages_on(device: str, workload: Workload, data: Data) -> dict[str, Any]:
     chain = declared_chain(workload, data, model, "") or split_by_export(
         workload, data, model, stages=2, cut="", size=WEIGHED, device=device
     )
-    _refuse_shared_everywhere(model, chain)
+    try:
+        _refuse_shared_everywhere(model, chain)
+    except UserError as error:  # the same on every device
+        return {"not_in_stages": str(error)}
     sections = json.loads(json.dumps([asdict(section) for section in chain.sections]))
     return {"sections": sections, "exported": chain.fixed_batch is not None}
 
@@ -167,8 +189,73 @@ def specified_profile(
     )
 
 
+def scaled_profile(
+    measured: ProfileDocument,
+    workload: str | Workload,
+    measured_on: Gpu,
+    gpu: Gpu,
+    device: str,
+    input_shape: str | None = None,
+    classes: int | None = None,
+) -> ProfileDocument:
+    """Scale the profile of one GPU to another GPU, operator by operator.
+
+    Every phase takes its measured seconds times the ratio of its operators' predicted seconds on both GPUs.
+    """
+    execution: Execution = "graph" if measured.execution == "graph" else "eager"
+    line = _counted(workload, input_shape, classes, cast("Precision", measured.precision), execution)
+    steps, ratios = list[StepCost](), list[float]()
+    for step in measured.steps:
+        operators = line.at(step.batch)
+        on_device = step.forward + step.backward + step.update
+        whole = scale_from(operators, measured_on, on_device, gpu, execution=execution)
+        parts = {
+            phase: getattr(step, phase) * after / before if before else 0.0
+            for phase, before, after in _phases_on(operators, measured_on, gpu, execution)
+        }
+        factor = whole.seconds / sum(parts.values())
+        ratios.append(whole.seconds / on_device)
+        steps.append(
+            step.model_copy(
+                update={
+                    **{phase: factor * part for phase, part in parts.items()},
+                    "step_seconds": None,
+                    "uncertainty": (whole.low / whole.seconds, whole.high / whole.seconds),
+                }
+            )
+        )
+    times = f"{min(ratios):.2f}" + (f" to {max(ratios):.2f}" if max(ratios) > 1.01 * min(ratios) else "")
+    return measured.model_copy(
+        update={
+            "device": device,
+            "quality": "scaled",
+            "training_flops": _matrix_flops(line),
+            "steps": tuple(steps),
+            "in_step": (),
+            "source": f"a profile of {measured.device}, scaled operator by operator to {gpu.name} ({times} times the "
+            "seconds)",
+        }
+    )
+
+
+def _phases_on(
+    operators: Sequence[Operator], measured_on: Gpu, gpu: Gpu, execution: Execution
+) -> Iterator[tuple[str, float, float]]:
+    """Yield each phase with the predicted seconds of its operators on both GPUs."""
+    for phase in PHASES:
+        own = [operator for operator in operators if operator.phase == phase]
+        before, after = (predict_step(own, each, execution=execution).gpu_seconds for each in (measured_on, gpu))
+        yield phase, before, after
+
+
 @cache
-def _counted(workload: str | Workload, input_shape: str | None, classes: int | None, precision: Precision) -> BatchLine:
+def _counted(
+    workload: str | Workload,
+    input_shape: str | None,
+    classes: int | None,
+    precision: Precision,
+    execution: Execution = "eager",
+) -> BatchLine:
     """Count operators once for all GPUs that are compared."""
     resolved = resolve(workload, input_shape, classes) if isinstance(workload, str) else workload
     try:
@@ -178,6 +265,7 @@ def _counted(workload: str | Workload, input_shape: str | None, classes: int | N
             loss=counted_loss(resolved),
             optimizer=resolved.optimizer,
             precision=precision,
+            execution=execution,
         )
     except UserError:
         raise

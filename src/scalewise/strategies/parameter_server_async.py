@@ -14,15 +14,15 @@ from scalewise.strategies.rank_memory import LayerMemories, RankMemory, Training
 from scalewise.strategies.server_plan import (
     ELEMENT_BYTES,
     HEADER_BYTES,
-    MB,
     Piece,
     backward_shares,
     pieces_of,
+    planned_piece_MB,
     served_plan,
     worker_memory,
 )
 
-PLANNED_PIECES = 24
+PLANNED_PIECES_OF_ROUNDS = 24
 """Most pieces per server in a plan of many rounds; more change the predicted time of a round by less than 5 %."""
 
 
@@ -122,8 +122,8 @@ class ParameterServerAsync(Strategy):
 
         Large models are planned with larger pieces, so that the simulation takes about a second.
         """
-        pieces_MB = sum(footprint.parameter_bytes) / MB / (self.servers * PLANNED_PIECES)
-        return rounds_plan(footprint, devices, batch, self.servers, max(self.piece_MB, pieces_MB), rounds)
+        piece_MB = planned_piece_MB(footprint, self.servers, self.piece_MB, PLANNED_PIECES_OF_ROUNDS)
+        return rounds_plan(footprint, devices, batch, self.servers, piece_MB, rounds)
 
     def rank_memory(self, rank: int, run: TrainingRun, layers: LayerMemories) -> RankMemory:  # noqa: ARG002
         return worker_memory(run, layers)

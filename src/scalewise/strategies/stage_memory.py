@@ -277,10 +277,11 @@ def _sections_of(layers: LayerMemories, sections: Sequence[Section]) -> list[int
     The loss is in the last section.
     """
     ends = list(accumulate(section.parameter_bytes for section in sections))
+    number_of = {section.name: number for number, section in enumerate(sections)}
     numbers, at, cumulative = [], 0, 0
     for layer in layers:
-        path = f"{layer.module}."
-        named = [number for number, section in enumerate(sections) if path.startswith(f"{section.name}.")]
+        prefixes = accumulate(layer.module.split("."), lambda path, name: f"{path}.{name}")
+        named = [number_of[prefix] for prefix in prefixes if prefix in number_of]
         cumulative += sum(layer.parameters) + sum(nbytes for nbytes, _ in layer.frozen)
         by_weight = min(bisect_left(ends, cumulative), len(sections) - 1)
         at = len(sections) - 1 if not layer.module else max(named, default=max(at, by_weight))

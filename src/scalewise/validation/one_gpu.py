@@ -20,7 +20,7 @@ from scalewise.predict.gpu_model import (
     interval,
 )
 from scalewise.predict.operators import totals
-from scalewise.predict.step_seconds import HOST_UNKNOWN, family_of, step_limits
+from scalewise.predict.step_seconds import BIAS_KEPT, HOST_UNKNOWN, family_of, step_limits
 from scalewise.published.gpu_steps import OneGpuCell, one_gpu_tables
 
 
@@ -117,7 +117,13 @@ def specified_on_unknown_hosts(cells: Iterable[Scored], skip: str | None = None)
     """Predictions from the specification if no step was measured on the host: its speed widens the interval."""
     predictions = []
     for scored in cells:
-        limits = interval("specification", scored.family, scored.cell.precision, without=skip)
+        limits = interval(
+            "specification",
+            scored.family,
+            scored.cell.precision,
+            without=skip,
+            host_share=scored.estimate.host_share,
+        )
         low, high = step_limits(scored.estimate, limits, HOST_UNKNOWN)
         predictions.append(Prediction(scored, scored.seconds, low, high))
     return predictions
@@ -133,7 +139,7 @@ def calibrated(cells: Sequence[Scored], skip: str | None = None) -> list[Predict
         if len(group) < 2:
             continue
         reference = sorted(group, key=lambda scored: scored.seconds)[len(group) // 2]
-        bias = reference.cell.seconds / reference.seconds
+        bias = (reference.cell.seconds / reference.seconds) ** BIAS_KEPT["calibrated"]
         predictions += [
             _prediction(scored, scored.seconds * bias, "calibrated", skip)
             for scored in group
@@ -143,8 +149,9 @@ def calibrated(cells: Sequence[Scored], skip: str | None = None) -> list[Predict
 
 
 def scaled(cells: Sequence[Scored], skip: str | None = None) -> list[Prediction]:
-    """Seconds of the same model, batch and precision measured on another GPU, times the predicted ratio."""
-    return _scaled(cells, same_step, lambda source, target: source.gpu.name != target.gpu.name, skip)
+    """Predictions corrected by the same model, batch and precision measured on another GPU."""
+    kept = BIAS_KEPT["scaled"]
+    return _scaled(cells, same_step, lambda source, target: source.gpu.name != target.gpu.name, skip, kept)
 
 
 def scaled_from_batch(cells: Sequence[Scored], skip: str | None = None) -> list[Prediction]:
@@ -164,9 +171,10 @@ def _scaled(
     key: Callable[[Scored], str],
     differ: Callable[[Scored, Scored], bool],
     skip: str | None,
+    bias_kept: float = 1.0,
 ) -> list[Prediction]:
     return [
-        _prediction(target, source.cell.seconds * target.seconds / source.seconds, "scaled", skip)
+        _prediction(target, target.seconds * (source.cell.seconds / source.seconds) ** bias_kept, "scaled", skip)
         for group in grouped(cells, key).values()
         for target in group
         for source in group
@@ -182,8 +190,8 @@ def _prediction(scored: Scored, seconds: float, quality: Quality, skip: str | No
 
 def limits_of(scored: Scored, quality: Quality, skip: str | None) -> Interval:
     if scored.estimate.host_bound:
-        return interval(quality, "host-bound", scored.cell.precision)
-    return interval(quality, scored.family, scored.cell.precision, without=skip)
+        return interval("calibrated", "host-bound", scored.cell.precision)
+    return interval(quality, scored.family, scored.cell.precision, without=skip, host_share=scored.estimate.host_share)
 
 
 def same_step(scored: Scored) -> str:
