@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -260,7 +261,12 @@ def test_counting_a_few_of_many_equal_blocks_equals_a_full_count(
     model: Callable[[], nn.Module], few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full_counts = []
-    monkeypatch.setattr(operator_counts, "_recorded_step", lambda *step: full_counts.append(step) or FULL_COUNT(*step))
+
+    def full_count(*step: Any) -> Any:
+        full_counts.append(step)
+        return FULL_COUNT(*step)
+
+    monkeypatch.setattr(operator_counts, "_recorded_step", full_count)
 
     def inputs(batch: int) -> Tensor:
         return torch.zeros(batch, 16, dtype=torch.long)
