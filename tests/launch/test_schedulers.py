@@ -8,11 +8,13 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
 
 from scalewise.core.errors import RunFailed, UserError
+from scalewise.launch import ray_train
 from scalewise.launch.host_process import HostPlace, announce_address, free_port, start_command, wait_for_address
 from scalewise.launch.real_hosts import Launch
 from scalewise.launch.schedulers import read_request, resumed, run_on, without_on
@@ -71,6 +73,19 @@ def test_a_missing_package_is_named(missing: str, monkeypatch: pytest.MonkeyPatc
     name, package = ("slurm", "submitit") if missing == "submitit" else ("ray", r"ray\[train\]")
     with pytest.raises(UserError, match=rf"--on {name} needs the package {package}; .*: pip install '{package}'$"):
         run_on(name, ["train", "linear"])
+
+
+def test_ctrl_c_during_a_run_on_ray_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Train has its own handler of Ctrl-C, which ends the ranks and then raises SystemExit(0)."""
+    ray, train, torch = MagicMock(), MagicMock(), MagicMock()
+    ray.exceptions.RayError = OSError
+    ray.get.return_value = []
+    torch.TorchTrainer.return_value.fit.side_effect = SystemExit(0)
+    for name, module in {"ray": ray, "ray.train": train, "ray.train.torch": torch}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    with pytest.raises(RunFailed, match="interrupted; the ranks on the Ray cluster were ended"):
+        ray_train.run(read_request("ray:nodes=2", ["train", "linear"]))
+    ray.shutdown.assert_called_once()
 
 
 @pytest.mark.slow

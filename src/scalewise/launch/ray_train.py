@@ -78,8 +78,8 @@ def _run_trainer(request: Request) -> int:
         with _Follower(console):
             try:
                 trainer.fit()
-            except KeyboardInterrupt:
-                raise
+            except SystemExit:
+                raise KeyboardInterrupt from None  # Ray Train ends the ranks at Ctrl-C, and then this process
             except Exception as error:
                 raise RunFailed(f"the run on the Ray cluster failed: {_first_line(error)}") from None
     code, output = ray.get(console.result.remote())
