@@ -94,6 +94,7 @@ def test_a_profile_saved_from_a_step_time_has_no_epoch(scalewise: Run, tmp_path:
     assert "kernel launches: an estimated" in document["profile"]["source"]
 
 
+@pytest.mark.slow
 def test_tensor_is_predicted_from_a_step_time_if_the_model_can_be_built(scalewise: Run) -> None:
     for model in ("linear", "transformer"):
         figure = ("advise", model, "--step-time", "0.05@20", "--cluster", "8x-a100-nvlink", "--strategy", "tensor")

@@ -257,6 +257,7 @@ for line in json.load(sys.stdin):
 """
 
 
+@pytest.mark.slow
 def test_bad_input_is_refused_before_torch_is_imported(folder: Path) -> None:
     """Importing torch takes 2 to 30 seconds."""
     lines = [line for case, (line, _) in REFUSED.items() if case not in NEED_TORCH]

@@ -172,6 +172,7 @@ def test_data(scalewise: Run, cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert scalewise("data", "speech").stdout == f"2 recordings in {cache / 'speech'}\n"
 
 
+@pytest.mark.slow
 def test_tune(scalewise: Run, cache: Path, folder: Path) -> None:
     line = ("tune", "tests.tiny:float32", "--device-kind", "cpu", "--batch", 4, "--time-limit", 0.01, "--out", folder)
     document = document_of(scalewise(*line, "--json"))

@@ -54,6 +54,7 @@ def test_a_module_gives_the_same_losses_on_two_ranks() -> None:
     assert loss_of("layers", 2) == pytest.approx(loss_of("single", 1), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_local_class_cannot_be_sent_to_ranks() -> None:
     class Local(Net):
         pass

@@ -99,12 +99,14 @@ def test_the_linear_model_learns_synthetic_speech() -> None:
     assert accuracy > 0.9
 
 
+@pytest.mark.slow
 def test_the_convolutional_model_learns_synthetic_speech() -> None:
     first, last, accuracy = fit(resolve("conv"), samples=2, steps=12, batch=2)
     assert last < first - 0.5
     assert accuracy == 1
 
 
+@pytest.mark.slow
 def test_a_unet_learns_shapes() -> None:
     first, last, accuracy = fit(resolve("unet:size=32"), samples=32, steps=100, batch=16)
     assert last < first / 3

@@ -160,6 +160,7 @@ def test_gpt2_has_its_published_size() -> None:
     assert [operator.bytes for operator in update] == [7 * 4 * 124_439_808]
 
 
+@pytest.mark.slow
 def test_counting_a_large_model_allocates_no_weights() -> None:
     """Llama 8B takes 32 GB in fp32."""
     script = (

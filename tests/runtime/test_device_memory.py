@@ -160,6 +160,7 @@ with PeakMemory(torch.device("cpu")) as peak:
 """
 
 
+@pytest.mark.slow
 def test_threads_that_allocate_at_the_same_time_add_only_what_they_allocate() -> None:
     """In a new process, in which glibc reserves 64 MB of addresses for each such thread."""
     output = subprocess.run([sys.executable, "-c", PEAK_WITH_THREADS], capture_output=True, text=True, check=True)
@@ -191,6 +192,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_steps_after_the_measured_ones_find_their_memory_in_place() -> None:
     """In the first and in the second run of a new process, whose memory no other test has fragmented."""
     output = subprocess.run([sys.executable, "-c", FAULTS_OF_LATER_STEPS], capture_output=True, text=True, check=True)
@@ -232,6 +234,7 @@ def _capped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEWISE_MEMORY_LIMIT_GB", "0.2")
 
 
+@pytest.mark.slow
 def test_the_kernel_refuses_only_memory_beyond_the_limit() -> None:
     """400 MB are allocated while the engine is built and 100 MB are kept, so that 100 of 200 MB are left."""
     result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)

@@ -89,6 +89,7 @@ def test_a_strategy_is_suggested_again_only_on_more_devices(advised: Advised) ->
     assert suggested["sharded"].devices == 4
 
 
+@pytest.mark.slow
 def test_a_smaller_batch_is_suggested_if_one_sample_fits(advised: Advised) -> None:
     failure = advised(DEEP, "single", 0.1, 1, 256)
     assert failure.too_large is None

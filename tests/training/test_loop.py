@@ -62,6 +62,7 @@ def test_epochs_cover_every_sample_and_are_timed(train: Train) -> None:
     assert with_loss[-1].loss == outcome.loss
 
 
+@pytest.mark.slow
 def test_phases_sum_to_the_median_step(train: Train) -> None:
     outcome = train("float32", steps=200)
     assert list(outcome.phases) == ["load", "forward", "loss", "backward", "update"]

@@ -75,6 +75,7 @@ def test_runs_leave_no_open_connections(strategy: str, session_of: SessionOf) ->
     assert last == first
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_dropped_and_the_others_finish(tmp_path: Path) -> None:
     path = tmp_path / "tiny.safetensors"
     result = scalewise.train(
@@ -98,6 +99,7 @@ def test_a_worker_that_dies_is_dropped_and_the_others_finish(tmp_path: Path) -> 
     assert pushed_and_pulled < result.bytes_per_step.planned < 3 * pushed_and_pulled  # one update, with headers
 
 
+@pytest.mark.slow
 def test_a_run_whose_first_worker_died_reports_the_remaining_worker() -> None:
     result = scalewise.train(
         "tests.tiny_ranks:first_killed",
@@ -168,6 +170,7 @@ def test_a_dead_worker_is_replaced() -> None:
     assert result.notes[-2:] == [f"{died}; a replacement was started", f"{died}; the other workers continued"]
 
 
+@pytest.mark.slow
 def test_a_synchronous_worker_that_dies_ends_the_run() -> None:
     with pytest.raises(RankFailed, match=r"^rank 1 was killed \(signal 9\)$"):
         scalewise.train(
@@ -176,6 +179,7 @@ def test_a_synchronous_worker_that_dies_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["parameter-server:servers=2", "parameter-server-async:servers=2"])
+@pytest.mark.slow
 def test_a_killed_server_is_named_and_the_run_can_be_resumed(strategy: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.safetensors"
     endless = _request(strategy, 10**6, checkpoint=path, checkpoint_every=5)
