@@ -67,7 +67,10 @@ def test_calibrated_links_reproduce_the_measurements(scalewise: Run, sweep: Path
         measurement for measurement in Store.read(sweep) if (measurement.devices, measurement.batch) == (2, 16)
     ]
     assert measured_cell.step_seconds is not None
-    assert fitted["profile"]["source"].endswith(f"links fitted to 3 cells of {sweep}")
+    assert fitted["profile"]["source"].endswith(f"links calibrated to 3 cells of {sweep}")
+    calibration = fitted["calibration"]
+    assert [factor["link_class"] for factor in calibration["factors"]] == ["devices: sockets"]
+    assert len(calibration["residuals"]) == 3
     truth = measured_cell.step_seconds.median
     assert fitted["rows"][1]["step_seconds"]["predicted"] == pytest.approx(truth, rel=0.03)
     assert plain["rows"][1]["step_seconds"]["predicted"] < 0.97 * truth

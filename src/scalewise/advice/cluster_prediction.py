@@ -91,11 +91,12 @@ def predict_cluster(task: Task, cluster: Cluster, links: str, every_count: bool)
         Profile(document).write(Path(task.save_profile))
     if task.samples is not None:
         document = document.model_copy(update={"samples_per_epoch": task.samples})
+    calibration = None
     if every_count and task.calibrate is not None:
         from scalewise.advice.inputs import calibrated
 
-        cluster, links, document = calibrated(cluster, Path(task.calibrate), document)
-    calibration = None
+        calibration, links, document = calibrated(cluster, Path(task.calibrate), document)
+        cluster = calibration.cluster
     if every_count and task.measured is not None:
         profile_of = partial(profile_of_steps, cluster)
         calibration, text = task.measured.calibrated(cluster, profile_of, document)

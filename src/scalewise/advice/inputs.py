@@ -12,7 +12,8 @@ from scalewise.formats.profile import ProfileDocument, StepCost
 from scalewise.formats.store import Environment, Measurement, Store
 from scalewise.hardware.catalogue import cluster_of
 from scalewise.hardware.cluster import Cluster
-from scalewise.predict.calibration import TimedCell, fit_cells, skeleton, timed_cells
+from scalewise.predict.calibration import TimedCell, calibrate_cells, skeleton, timed_cells
+from scalewise.predict.link_factors import LinkCalibration
 
 VENDOR_WORDS = {"nvidia", "tesla", "geforce", "quadro", "sxm2", "sxm4", "sxm5", "pcie", "one", "gk210"}
 """Words in the name of a device that do not tell its model apart."""
@@ -108,10 +109,10 @@ def read_measured_folder(folder: Path, known: ProfileDocument | None = None) -> 
     return MeasuredFolder(cells, environments)
 
 
-def calibrated(cluster: Cluster, folder: Path, known: ProfileDocument) -> tuple[Cluster, str, ProfileDocument]:
-    """Fit the cluster's links to the measurements of a folder.
+def calibrated(cluster: Cluster, folder: Path, known: ProfileDocument) -> tuple[LinkCalibration, str, ProfileDocument]:
+    """Calibrate the cluster's links to the measurements of a folder.
 
-    Returns the fitted cluster, a description of its links, and the profile. If the profile is a single step time, the
+    Returns the calibration, a description of its links, and the profile. If the profile is a single step time, the
     folder's single-device cells of its workload are added to it.
     """
     measurements = read_measured_folder(folder, known)
@@ -121,15 +122,15 @@ def calibrated(cluster: Cluster, folder: Path, known: ProfileDocument) -> tuple[
             f"{folder} was measured on {measured}, but the devices of {cluster.name} are {device}; give a folder "
             "that was measured on this cluster"
         )
-    fitted = fit_cells(cluster, measurements.cells)
+    calibration = calibrate_cells(cluster, measurements.cells)
     cells = f"{len(measurements.cells)} cell{'s' if len(measurements.cells) > 1 else ''}"
     alone = next((cell.profile for cell in measurements.cells if cell.cell.workload == known.workload), None)
     if not known.least_seconds or alone is None:
-        return fitted, f"links fitted to {cells} of {folder}", known
+        return calibration, f"links calibrated to {cells} of {folder}", known
     batches = {step.batch for step in alone.steps}
     steps = sorted([*alone.steps, *(step for step in known.steps if step.batch not in batches)], key=_batch)
     timed = known.model_copy(update={"steps": tuple(steps), "least_seconds": 0.0})
-    return fitted, f"links fitted to {cells} of {folder}, and its step times of one device", timed
+    return calibration, f"links calibrated to {cells} of {folder}, and its step times of one device", timed
 
 
 def _batch(step: StepCost) -> int:

@@ -102,8 +102,8 @@ class LinkCalibration:
     def lines(self) -> list[str]:
         """Description of the factors and of every step's residual."""
         lines = [
-            f"{factor.link_class}: {factor.factor:.2f} times the catalogue's (90 % interval {factor.low:.2f} to "
-            f"{factor.high:.2f}, from {factor.steps} step{'s' if factor.steps > 1 else ''})"
+            f"{factor.link_class}: {factor.factor:.2f} times as fast as in the cluster (90 % interval {factor.low:.2f} "
+            f"to {factor.high:.2f}, from {factor.steps} step{'s' if factor.steps > 1 else ''})"
             for factor in self.factors
         ]
         for row in self.residuals:
