@@ -49,6 +49,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_cannot_define_tasks(outputs: list[list[str]]) -> None:
     assert outputs[0] == [
         "[1.0]",
@@ -57,6 +58,7 @@ def test_a_script_without_a_guard_cannot_define_tasks(outputs: list[list[str]]) 
     ]
 
 
+@pytest.mark.slow
 def test_a_script_with_a_guard_can_define_tasks(outputs: list[list[str]]) -> None:
     assert outputs[1] == ["[1.0]", "[6]"]
 
