@@ -13,7 +13,9 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from scalewise.advice.advise import advise
+from scalewise.probe.untimed_profile import outline_of
 from scalewise.reporting.report import report
+from scalewise.sweep.measure import measure
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 DESKTOP, PHONE = (1280, 1180), (390, 844)
@@ -61,10 +63,15 @@ def main(browser_path: str) -> None:
         advice, step = folder / "advice.html", folder / "step.html"
         advise("ResNet-50", cluster=CLUSTERS, epochs=90, **epochs).write_report(advice)
         advise("ResNet-50", cluster="4x-rtx-3090-nvlink", step_time="0.062@32", batch=[64]).write_report(step)
+        cells: dict[str, Any] = {"strategy": ["single", "mirrored"], "devices": [1, 2], "batch": 100}
+        measure("linear", out=folder / "sweep", device_kind="cpu", budget=5.0, **cells)
+        measured = report(folder / "sweep", outline=outline_of).files[0]
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         save(shot(browser, study, DESKTOP, "light"), "report-study")
         save(shot(browser, advice, DESKTOP, "dark"), "report-advice")
-        save(shot(browser, step, DESKTOP, "light", ["timeline", "topology"]), "report-step")
+        sections = [shot(browser, measured, DESKTOP, "light", ["timeline"])]
+        sections.append(shot(browser, step, DESKTOP, "light", ["topology"]))
+        save(joined(sections, across=False), "report-step")
         looks = [(study, "light"), (study, "dark"), (advice, "dark")]
         save(joined([shot(browser, page, PHONE, theme) for page, theme in looks], across=True), "report-phone")
         browser.close()
