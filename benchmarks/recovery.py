@@ -46,7 +46,9 @@ from scalewise.data.dataset import Data
 from scalewise.launch.devices import cpu_name
 from scalewise.models.workload import Workload, classification_loss
 
-WIDTH, CLASSES, SAMPLES, BATCH, RANKS = 768, 10, 640, 64, 2
+WIDTH, CLASSES, BATCH, RANKS = 768, 10, 64, 2
+SAMPLES = 50 * BATCH
+"""An epoch has 50 steps; `train` also saves at the end of an epoch."""
 LOG = "RECOVERY_BENCHMARK_LOG"
 RESTARTS, TIMEOUT, LONGEST_RUN = 3, 20.0, 200.0
 
@@ -198,9 +200,9 @@ SIDES = ("scalewise", "torchrun")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=50)
-    parser.add_argument("--kill", type=int, default=175)
+    parser.add_argument("--kill", type=int, default=125)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--side", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 import torch
 from torch import nn
@@ -28,6 +30,18 @@ def test_a_synchronous_slot_waits_for_all_pushes_and_sums_them() -> None:
     assert [_arrive(slot, 0, 1.0), _arrive(slot, 2, 2.0), _arrive(slot, 1, 4.0)] == [[], [], [0, 1, 2]]
     assert slot.weights[0].item() == -7.0
     assert (slot.version, dict(slot.staleness)) == (1, {0: 3})
+
+
+def test_a_sum_does_not_depend_on_the_positions_that_workers_have_taken() -> None:
+    gradients = [1.0, 2.0**-24, 2.0**-24]  # in fp32 the sum of the last two changes the first, each alone does not
+    sums = set()
+    for positions in permutations(range(3)):
+        slot = _slot(0, 0, 1, 2)
+        slot.worker_at = {position: worker for worker, position in enumerate(positions)}
+        for worker, position in enumerate(positions):
+            _arrive(slot, position, gradients[worker])
+        sums.add(slot.weights[0].item())
+    assert sums == {-1.0}
 
 
 def test_an_asynchronous_slot_applies_pushes_as_they_arrive() -> None:

@@ -111,11 +111,11 @@ def test_ctrl_c_saves_a_checkpoint_and_prints_how_to_resume(scalewise: Run, stop
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["mirrored", "ring"])
+@pytest.mark.parametrize("strategy", ["mirrored", "ring", "parameter-server:servers=2"])
 def test_three_ranks_add_gradients_in_the_same_order_after_a_resume(
     strategy: str, scalewise: Run, tmp_path: Path
 ) -> None:
-    """The place of a gradient in DDP's buckets decides in which order three ranks add it."""
+    """The order is that of DDP's buckets, of the ring, and of the workers' numbers at a parameter server."""
     line = ["train", "synthetic:parameters=200000", "--strategy", strategy, "--devices", 3, "--device-kind", "cpu"]
     line += ["--samples", 48, "--batch", 12]
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -64,6 +64,9 @@ class Slot:
     lock: RLock = field(default_factory=RLock)
     whole_batch: int | None = None
     """Number of samples that the learning rate is meant for; smaller updates scale it down. None: never scaled."""
+    worker_at: Mapping[int, int] = field(default_factory=dict)
+    """Position of a worker -> its number. Pushes are added in the order of the numbers: workers take their positions
+    in any order, and the last bits of a sum depend on the order."""
 
     def __post_init__(self) -> None:
         self.learning_rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -87,7 +90,7 @@ class Slot:
         awaited = [version for place, version in self.holding.items() if place not in self.pending]
         if not self.pending or any(self._too_stale(version) for version in awaited):
             return
-        places = sorted(self.pending)
+        places = sorted(self.pending, key=lambda place: (self.worker_at.get(place, place), place))
         pushes = [self.pending.pop(place) for place in places]
         self._update(pushes)
         for place in places:
@@ -219,6 +222,7 @@ class Server:
         groups = [[piece] for piece in ordered] if self.synchronous else [ordered]
         # All workers are awaited from the start; otherwise an early push would be applied without the others.
         awaited = range(workers) if self.synchronous else ()
+        self.worker_at: dict[int, int] = {}
         self.slots = [
             Slot(
                 group,
@@ -227,6 +231,7 @@ class Server:
                 max_staleness,
                 holding=dict.fromkeys(awaited, 0),
                 whole_batch=whole_batch,
+                worker_at=self.worker_at,
             )
             for group in groups
             if (parameters := [self.weights[piece] for piece in group])
@@ -291,6 +296,7 @@ class Server:
         threads: dict[int, Thread] = {}
         for place, worker in arrivals(store):
             self.connecting.add(place)
+            self.worker_at[place] = worker
             threads[place] = self._start(f"worker-{worker}", self._serve_worker, store, place, worker)
         # All workers have announced themselves. Those that never connected have died, so they are not joined.
         deadline = monotonic() + _END_SECONDS

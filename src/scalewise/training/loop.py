@@ -26,7 +26,7 @@ from scalewise.strategies.plan import Footprint
 from scalewise.strategies.rank_memory import LayerMemory, TrainingRun
 from scalewise.training.checkpoint import Progress, load_checkpoint, progress_of, save_checkpoint
 from scalewise.training.feasibility import check_batch_norm
-from scalewise.training.recovery import FIRST_SAVE_STEPS, next_save
+from scalewise.training.recovery import FIRST_CHOICE_STEPS, estimated_save_seconds, next_save
 from scalewise.training.results import SECONDS_BETWEEN_REPORTS, Outcome, Report, Request, at_intervals
 
 
@@ -132,7 +132,7 @@ class _Run:
         self.job, self.engine, self.total = job, engine, total
         self.report, self.peak = report, peak
         self.stop: GracefulStop = job.place.stop
-        self.stopped = False
+        self.stopped = self.chosen = False
         self.done = self.first = self.saved_step = self.next_save = self.collected_step = self.epoch = 0
         self.began = 0.0
         self.collected_at = perf_counter()
@@ -159,7 +159,7 @@ class _Run:
     def run(self) -> None:
         per_epoch = steps_per_epoch(len(self.job.data), self.job.settings.batch)
         self.first = self.saved_step = self.done
-        self.next_save = self.done + FIRST_SAVE_STEPS
+        self.next_save = self.done + FIRST_CHOICE_STEPS
         self.began = perf_counter()
         self.stop.start(self.done)
         while self.done < self.total and not self.stopped:
@@ -278,13 +278,23 @@ class _Run:
         return every is not None and self.done % every == 0
 
     def _save(self) -> None:
-        """Save a checkpoint. Rank 0 measures the cost and, for `--checkpoint-every auto`, chooses the next step."""
+        """Save a checkpoint. Rank 0 measures the cost and, for `--checkpoint-every auto`, chooses the next step.
+
+        The first call with `auto` chooses the step of the first checkpoint.
+        """
+        is_auto, is_last = self.job.settings.checkpoint_every == "auto", self.stopped or self.done == self.total
+        if is_auto and not is_last and not self.chosen:
+            self.chosen = True
+            self._choose_next_save(estimated_save_seconds(self.outcome.parameters))
+            return
         before = perf_counter()
         self._save_now()
         cost = perf_counter() - before
         self.outcome.checkpoint_seconds += cost
-        if self.job.settings.checkpoint_every != "auto":
-            return
+        if is_auto:
+            self._choose_next_save(cost)
+
+    def _choose_next_save(self, cost: float) -> None:
         steps, spent = self.done - self.first, self.outcome.checkpoint_seconds
         chosen = torch.tensor([next_save(self.done, steps, perf_counter() - self.began, spent, cost)])
         if self.job.place.world > 1:

@@ -20,23 +20,31 @@ from scalewise.training.results import Report, Request
 
 Run = TypeVar("Run")
 
-SHARE_FOR_SAVING = 0.015
+SHARE_FOR_SAVING = 0.017
 """Share of a run that `--checkpoint-every auto` spends on checkpoints; below the promised 2 %."""
-FIRST_SAVE_STEPS = 10
-"""Step of the first automatic checkpoint, which measures the cost of saving."""
+FIRST_CHOICE_STEPS = 10
+"""Step after which the first automatic checkpoint is chosen, from the estimated cost of saving."""
+_LEAST_SAVE_SECONDS, _SAVED_BYTES_PER_SECOND = 0.02, 1e8
+_SAVED_BYTES_PER_PARAMETER = 12
+"""A weight and two values of Adam, in fp32."""
 SURVIVABLE: frozenset[Kind] = frozenset({"died", "hang", "timeout", "lost"})
 """Failures after which the same run can succeed; errors of the code and lack of memory would come back."""
 
 
 def next_save(done: int, steps: int, elapsed_seconds: float, spent_seconds: float, save_seconds: float) -> int:
-    """Return the step after which saving again keeps its share of the run at SHARE_FOR_SAVING.
+    """Return the step after which saving again, and once more at the end of the run, keeps SHARE_FOR_SAVING.
 
     `steps` were computed in `elapsed_seconds`, of which checkpoints took `spent_seconds`; the last one took
     `save_seconds`.
     """
     step_seconds = max((elapsed_seconds - spent_seconds) / max(steps, 1), 1e-9)
-    wait_seconds = (spent_seconds + save_seconds) / SHARE_FOR_SAVING - elapsed_seconds
+    wait_seconds = (spent_seconds + 2 * save_seconds) / SHARE_FOR_SAVING - elapsed_seconds
     return done + max(1, math.ceil(wait_seconds / step_seconds))
+
+
+def estimated_save_seconds(parameters: int) -> float:
+    """Return the assumed cost of the first checkpoint, on a slow disk; the next ones use the measured cost."""
+    return _LEAST_SAVE_SECONDS + parameters * _SAVED_BYTES_PER_PARAMETER / _SAVED_BYTES_PER_SECOND
 
 
 @dataclass
