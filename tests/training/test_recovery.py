@@ -59,14 +59,16 @@ def test_a_damaged_checkpoint_is_replaced_by_the_version_before(tmp_path: Path) 
 
 @pytest.mark.parametrize(("step_seconds", "save_seconds"), [(1e-4, 0.01), (0.1, 0.01), (1.0, 30.0)])
 def test_the_automatic_interval_limits_the_share_of_saving(step_seconds: float, save_seconds: float) -> None:
-    done, elapsed, spent, saves = 0, 0.0, 0.0, 0
-    due = 10
+    done, elapsed, spent, saves, due = 0, 0.0, 0.0, 0, 10
     while saves < 20:
-        elapsed += (due - done) * step_seconds + save_seconds
-        spent, done, saves = spent + save_seconds, due, saves + 1
+        elapsed, done = elapsed + (due - done) * step_seconds * (3 if done < 100 else 1), due  # first steps are slow
         due = next_save(done, done, elapsed, spent, save_seconds)
-    # At the moment of the next save, saving has its share; the run is no shorter than that.
-    assert (spent + save_seconds) / (elapsed + (due - done) * step_seconds + save_seconds) <= SHARE_FOR_SAVING * 1.01
+        if due > done:
+            continue
+        elapsed, spent, saves, due = elapsed + save_seconds, spent + save_seconds, saves + 1, done + 1
+        # Also if the run ends now with another checkpoint.
+        assert (spent + save_seconds) / (elapsed + save_seconds) <= SHARE_FOR_SAVING * 1.01
+    assert spent / elapsed >= SHARE_FOR_SAVING / 2  # and it does save
 
 
 def failed(kind: Kind, cause: str = "was killed (signal 9)") -> RankFailed:

@@ -132,7 +132,9 @@ class _Run:
         self.job, self.engine, self.total = job, engine, total
         self.report, self.peak = report, peak
         self.stop: GracefulStop = job.place.stop
-        self.stopped = self.chosen = False
+        self.stopped = False
+        self.save_seconds: float | None = None
+        """Cost of the last checkpoint."""
         self.done = self.first = self.saved_step = self.next_save = self.collected_step = self.epoch = 0
         self.began = 0.0
         self.collected_at = perf_counter()
@@ -278,29 +280,26 @@ class _Run:
         return every is not None and self.done % every == 0
 
     def _save(self) -> None:
-        """Save a checkpoint. Rank 0 measures the cost and, for `--checkpoint-every auto`, chooses the next step.
-
-        The first call with `auto` chooses the step of the first checkpoint.
-        """
+        """Save a checkpoint, or with `--checkpoint-every auto` decide that it is too early."""
         is_auto, is_last = self.job.settings.checkpoint_every == "auto", self.stopped or self.done == self.total
-        if is_auto and not is_last and not self.chosen:
-            self.chosen = True
-            self._choose_next_save(estimated_save_seconds(self.outcome.parameters))
+        if is_auto and not is_last and self._choose_next_save() > self.done:
             return
         before = perf_counter()
         self._save_now()
         cost = perf_counter() - before
         self.outcome.checkpoint_seconds += cost
-        if is_auto:
-            self._choose_next_save(cost)
+        self.save_seconds, self.next_save = cost, self.done + 1
 
-    def _choose_next_save(self, cost: float) -> None:
+    def _choose_next_save(self) -> int:
+        """Return the next step of a checkpoint or of another decision, which rank 0 chooses."""
         steps, spent = self.done - self.first, self.outcome.checkpoint_seconds
+        cost = self.save_seconds or estimated_save_seconds(self.outcome.parameters)
         chosen = torch.tensor([next_save(self.done, steps, perf_counter() - self.began, spent, cost)])
         if self.job.place.world > 1:
             chosen = chosen.to(self.job.place.device if dist.get_backend() == "nccl" else "cpu")
             dist.broadcast(chosen, 0)
         self.next_save = int(chosen)
+        return self.next_save
 
     def _save_now(self) -> None:
         path = self.job.settings.checkpoint

@@ -23,7 +23,7 @@ Run = TypeVar("Run")
 SHARE_FOR_SAVING = 0.017
 """Share of a run that `--checkpoint-every auto` spends on checkpoints; below the promised 2 %."""
 FIRST_CHOICE_STEPS = 10
-"""Step after which the first automatic checkpoint is chosen, from the estimated cost of saving."""
+"""Step after which `auto` decides for the first time whether to save, from the estimated cost of saving."""
 _LEAST_SAVE_SECONDS, _SAVED_BYTES_PER_SECOND = 0.02, 1e8
 _SAVED_BYTES_PER_PARAMETER = 12
 """A weight and two values of Adam, in fp32."""
@@ -32,14 +32,14 @@ SURVIVABLE: frozenset[Kind] = frozenset({"died", "hang", "timeout", "lost"})
 
 
 def next_save(done: int, steps: int, elapsed_seconds: float, spent_seconds: float, save_seconds: float) -> int:
-    """Return the step after which saving again, and once more at the end of the run, keeps SHARE_FOR_SAVING.
+    """Return the step after which to save or to decide again; `done` if saving now keeps SHARE_FOR_SAVING.
 
-    `steps` were computed in `elapsed_seconds`, of which checkpoints took `spent_seconds`; the last one took
-    `save_seconds`.
+    `steps` were computed in `elapsed_seconds`, of which checkpoints took `spent_seconds`; one takes `save_seconds`, and
+    another one follows at the end of the run. The answer is at most `steps` ahead: first steps may be slow.
     """
     step_seconds = max((elapsed_seconds - spent_seconds) / max(steps, 1), 1e-9)
     wait_seconds = (spent_seconds + 2 * save_seconds) / SHARE_FOR_SAVING - elapsed_seconds
-    return done + max(1, math.ceil(wait_seconds / step_seconds))
+    return done + min(max(0, math.ceil(wait_seconds / step_seconds)), max(steps, 1))
 
 
 def estimated_save_seconds(parameters: int) -> float:
