@@ -244,7 +244,7 @@ def _phases_on(
     """Yield each phase with the predicted seconds of its operators on both GPUs."""
     for phase in PHASES:
         own = [operator for operator in operators if operator.phase == phase]
-        before, after = (predict_step(own, each, execution=execution).gpu_seconds for each in (measured_on, gpu))
+        before, after = (predict_step(own, card, execution=execution).gpu_seconds for card in (measured_on, gpu))
         yield phase, before, after
 
 
