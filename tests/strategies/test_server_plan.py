@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from scalewise.core.errors import UserError
+from scalewise.hardware.catalogue import cluster_of
+from scalewise.predict.predictor import Predictor
+from scalewise.published.tables import outlined_profile
 from scalewise.strategies.registry import strategy_of
 from scalewise.strategies.server_plan import Piece, pieces_of
 
@@ -39,6 +42,21 @@ def test_pieces_are_consecutive_and_balanced_between_servers(elements: int, serv
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_every_server_holds_part_of_a_real_model(servers: int) -> None:
     assert {piece.server for piece in pieces_of(376_200, 4, servers, 4.0)} == set(range(servers))
+
+
+@pytest.mark.parametrize("name", ["parameter-server", "parameter-server-async:max_staleness=0"])
+def test_a_large_model_is_simulated_in_larger_pieces_in_the_same_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = cluster_of("8x-a100-nvlink")
+    profile = outlined_profile("ResNet-50", cluster.devices[0].name, {32: 0.1})
+    profile = profile.model_copy(update={"parameter_bytes": 4 * 10**9, "layers": (), "footprint": {}})
+    predictor, strategy = Predictor(profile, cluster), strategy_of(f"{name}{',' if ':' in name else ':'}piece_MB=2")
+    simulated = predictor.simulate(strategy, 4, 32)
+    monkeypatch.setattr(type(strategy), "simulated", lambda self, _: self)
+    exact = predictor.simulate(strategy, 4, 32)
+    assert 5 * len(simulated.operations) < len(exact.operations)
+    assert simulated.step_seconds == pytest.approx(exact.step_seconds, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["parameter-server", "parameter-server-async", "ring"])

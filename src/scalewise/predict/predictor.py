@@ -283,7 +283,7 @@ class Predictor:
 
     def _plan(self, strategy: Strategy, devices: int, batch: int) -> Plan:
         """Plan a step; of many devices, only some are planned and represent the others."""
-        backend = self.cluster.backend
+        backend, strategy = self.cluster.backend, strategy.simulated(self.footprint)
         if devices > FOLLOWED:
             return strategy.plan_first(self.footprint, devices, batch, backend, FOLLOWED)
         return strategy.plan(self.footprint, devices, batch, backend)

@@ -160,6 +160,10 @@ class Strategy(ABC):
         """Plan a step on many devices: about `followed` of them individually, which represent all others."""
         return self.plan(footprint, devices, batch, backend)
 
+    def simulated(self, footprint: Footprint) -> Strategy:  # noqa: ARG002
+        """Variant whose step takes as long and is simulated faster, such as larger pieces of a large model."""
+        return self
+
     def rounds(self, footprint: Footprint, devices: int, batch: int, rounds: int) -> Plan:
         """Plan several steps of asynchronous workers."""
         raise NotImplementedError(f"{self.name} is synchronous")

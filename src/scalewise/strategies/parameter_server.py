@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from scalewise.hardware.collectives import Backend
 from scalewise.strategies.base import AT_LEAST, LEAST_PIECE_MB, SessionKind, Strategy
 from scalewise.strategies.plan import Footprint, Plan
 from scalewise.strategies.rank_memory import LayerMemories, RankMemory, TrainingRun
-from scalewise.strategies.server_plan import Piece, pieces_of, served_plan, worker_memory
+from scalewise.strategies.server_plan import Piece, pieces_of, served_plan, simulated_piece_MB, worker_memory
 
 PIECE_MB = 6.0
 
@@ -38,6 +38,9 @@ class ParameterServer(Strategy):
     def plan(self, footprint: Footprint, devices: int, batch: int, backend: Backend = "gloo") -> Plan:  # noqa: ARG002
         """Plan one step. Servers use host memory, so messages use gloo even if the workers' devices are GPUs."""
         return served_plan(footprint, devices, batch, self.servers, self.piece_MB)
+
+    def simulated(self, footprint: Footprint) -> ParameterServer:
+        return replace(self, piece_MB=simulated_piece_MB(footprint, self.servers, self.piece_MB))
 
     def rank_memory(self, rank: int, run: TrainingRun, layers: LayerMemories) -> RankMemory:  # noqa: ARG002
         return worker_memory(run, layers)

@@ -40,12 +40,12 @@ def pieces_of(elements: int, element_bytes: int, servers: int, piece_MB: float) 
 
 ELEMENT_BYTES = 4
 HEADER_BYTES = 8
-PLANNED_PIECES = 256
-"""Most pieces per server in the plan of a step; more change the predicted time by less than 1 %."""
+SIMULATED_PIECES = 256
+"""Most pieces per server in a simulated step; more change the predicted time by less than 1 %."""
 
 
-def planned_piece_MB(footprint: Footprint, servers: int, piece_MB: float, most: int) -> float:
-    """Size of the pieces of a plan with at most `most` pieces per server, so that large models are simulated fast."""
+def simulated_piece_MB(footprint: Footprint, servers: int, piece_MB: float, most: int = SIMULATED_PIECES) -> float:
+    """Size of pieces of which a server has at most `most`, so that large models are simulated fast."""
     return max(piece_MB, sum(footprint.parameter_bytes) / MB / (servers * most))
 
 
@@ -53,7 +53,7 @@ def served_plan(footprint: Footprint, workers: int, batch: int, servers: int, pi
     """Plan one synchronous step. Ranks 0 to N-1 are workers; servers follow.
 
     A piece is pushed when its gradients are complete, updated when it has arrived from all workers, and pulled at once,
-    while backward computes the next pieces. Large models are planned with larger pieces, which send the same bytes.
+    while backward computes the next pieces.
 
     worker  forward | backward 2 | backward 1 | backward 0 |
     links                        | push 2     | pull 2, push 1 | pull 1, push 0 | pull 0 |
@@ -62,8 +62,7 @@ def served_plan(footprint: Footprint, workers: int, batch: int, servers: int, pi
     builder = PlanBuilder()
     ranks = alike_shares(batch, workers)
     total = sum(footprint.parameter_bytes) // ELEMENT_BYTES
-    planned_MB = planned_piece_MB(footprint, servers, piece_MB, PLANNED_PIECES)
-    pieces = pieces_of(total, ELEMENT_BYTES, servers, planned_MB)
+    pieces = pieces_of(total, ELEMENT_BYTES, servers, piece_MB)
 
     def compute_all(
         phase: str, after: dict[int, tuple[int, ...]], share: float = 1.0, moved_bytes: int = 0
