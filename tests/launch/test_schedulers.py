@@ -75,6 +75,13 @@ def test_a_missing_package_is_named(missing: str, monkeypatch: pytest.MonkeyPatc
         run_on(name, ["train", "linear"])
 
 
+def test_relative_names_are_in_the_folder_of_the_command(tmp_path: Path) -> None:
+    measure = ["measure", "conv", "--out", "sweep"]
+    (tmp_path / "sweep").mkdir()
+    assert resumed(measure, tmp_path) == (*measure, "--resume")
+    assert resumed(measure, tmp_path / "elsewhere") == tuple(measure)
+
+
 def test_ctrl_c_during_a_run_on_ray_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray Train has its own handler of Ctrl-C, which ends the ranks and then raises SystemExit(0)."""
     ray, train, torch = MagicMock(), MagicMock(), MagicMock()

@@ -105,7 +105,8 @@ def run_host(config: Mapping[str, Any]) -> None:
     if hosts > 1:
         place = broadcast_value(place, 0)
     address, port, attempt = place
-    arguments = resumed(config["arguments"]) if attempt else config["arguments"]
+    # Ray starts workers in a folder of its own.
+    arguments = resumed(config["arguments"], config["folder"]) if attempt else config["arguments"]
     run_name = context.get_experiment_name() or "ray"
     host = HostPlace(number, hosts, config["devices"], address, port, config["secret"], run_name, attempt)
     if number:

@@ -127,13 +127,16 @@ def without_on(arguments: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def resumed(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments with which a restarted job continues: from its checkpoint, or after its finished cells."""
+def resumed(arguments: Sequence[str], folder: Path | str = ".") -> tuple[str, ...]:
+    """Return the arguments with which a restarted job continues: from its checkpoint, or after its finished cells.
+
+    `folder`: the folder in which the command runs.
+    """
     progress = _value_of("--checkpoint" if arguments[0] == "train" else "--out", arguments)
     if (
         "--resume" in arguments
         or arguments[0] not in ("train", "measure")
-        or not (progress and Path(progress).exists())
+        or not (progress and (Path(folder) / progress).exists())
     ):
         return tuple(arguments)
     return (*(argument for argument in arguments if argument != "--overwrite"), "--resume")
