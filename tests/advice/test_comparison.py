@@ -97,7 +97,10 @@ def test_a_cluster_that_does_not_fit_has_neither_time_nor_price_but_a_remedy() -
     assert {small[key] for key in ("seconds_to_finish", "cost", "energy_kWh", "epoch_seconds")} == {None}
     assert small["would_fit"] == "batch 1,500 (single) or 4 devices (sharded)"
     assert document["verdict"]["recommended"] == "4x-gtx-1080-ti"
-    assert "does not fit 1 x gtx-1080-ti" in document["verdict"]["recommendation"]
+    assert (
+        "conv at batch 6,000 does not fit in the memory of 1 x gtx-1080-ti; batch 1,500"
+        in document["verdict"]["recommendation"]
+    )
 
 
 def test_unknown_epochs_are_compared_per_million_samples() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from scalewise.advice.advise import advise
 from scalewise.advice.alternatives import break_even
 from scalewise.advice.explanation import Verdict, verdict_of
 from scalewise.advice.one_device import published_profile
@@ -287,7 +288,7 @@ def test_advice_is_uncertain_if_the_interval_includes_no_speedup() -> None:
     result = verdict_of(predictor, table)
     assert (result.add_devices, result.sure) == (True, False)
     assert result.reason.startswith(
-        "Probably use mirrored on 4 x Tesla T4 (uncertain: the interval includes no speed-up)."
+        "Probably use mirrored on 4 x Tesla T4 (uncertain: the interval of the speed-up includes 1)."
     )
     assert "To be certain, profile one device at batch 16, which was not measured" in result.reason
 
@@ -419,3 +420,28 @@ def test_an_uncertain_verdict_with_loading_workers_has_at_most_four_sentences() 
 
 def sentences(text: str) -> int:
     return len(re.findall(r"\.(?: |$)", text))
+
+
+def test_the_speedup_of_predictions_from_a_specification_is_narrower_than_their_steps() -> None:
+    advice = advise("conv", cluster="4x-t4", batch=70, strategy=["mirrored"])
+    prediction = advice.verdict.best.prediction
+    low, high = map(float, re.findall(r"90% interval (\S+) to (\S+)\)", advice.verdict.reason)[0])
+    assert prediction.high / prediction.low > 2
+    assert high / low < 1.5
+    assert high < 4.5  # four devices
+
+
+def test_accumulation_is_compared_with_one_device_that_accumulates() -> None:
+    """One device saves three of four updates, too, so accumulation gains no more than four devices can."""
+    advice = advise("linear", cluster="4x-t4", batch=64, strategy=["tensor"])
+    accumulated = next(change for change in advice.verdict.changes if change.change.startswith("accumulate"))
+    assert (accumulated.speedup or 9.0) < 4
+
+
+def test_loading_workers_are_not_advised_on_cpu_cores() -> None:
+    cluster = replace(BOX, backend="gloo", devices=(replace(BOX.devices[0], peak_TFLOPS=0.05),))
+    predictor = Predictor(loaded(stevens_profile("linear"), 1e-3), cluster)
+    result = verdict_of(predictor, rows(predictor, [strategy_of("mirrored")], [2], 100))
+    assert not cluster.has_gpus
+    assert not any("loading workers" in change.change for change in result.changes)
+    assert "workers" not in result.reason

@@ -32,7 +32,16 @@ def test_long_strategy_names_break_between_words(name: str, lines: list[str]) ->
 
 @pytest.mark.parametrize(
     ("cost", "text"),
-    [(None, "-"), (0.0234, "$0.02"), (99.4, "$99.40"), (345.0, "$345"), (12_345.0, "$12.3k"), (4_560_000.0, "$4.56M")],
+    [
+        (None, "-"),
+        (0.0234, "$0.023"),
+        (1e-5, "<$0.001"),
+        (0.234, "$0.23"),
+        (99.4, "$99.40"),
+        (345.0, "$345"),
+        (12_345.0, "$12.3k"),
+        (4_560_000.0, "$4.56M"),
+    ],
 )
 def test_costs_have_at_most_seven_characters(cost: float | None, text: str) -> None:
     assert dollars(cost) == text
@@ -58,7 +67,7 @@ def test_rows_that_do_not_fit_show_memory_instead_of_time_cost_and_speedup() -> 
         assert (times <= nulls) is not row.fits
         assert (document["speedup"] is None) is (prediction.batch == 256)
     lines = table_of(priced, priced[-1], priced=True).plain.splitlines()
-    assert lines[2].endswith("256? does not fit: needs 22.7 GB of 12 GB")
+    assert lines[2].endswith("256 does not fit: needs 22.7 GB of 12 GB")
     assert "does not fit" not in lines[-1]
     assert [("$" in line, "ms" in line or " s " in line) for line in lines[2:]] == [(False, False)] * 2 + [(True, True)]
     assert len({line.index("does") for line in lines if "does" in line}) == 1

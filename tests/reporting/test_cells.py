@@ -77,7 +77,7 @@ def test_a_difference_within_the_noise_neither_chokes_nor_gains() -> None:
     [
         (2.5, "the only cell on several devices takes 2.5 times as long as one device (2 devices at batch 10)"),
         (0.5, "the only cell on several devices is faster than one device"),
-        (1.0, "the only cell on several devices is uncertain: the interval includes no speed-up"),
+        (1.0, "the only cell on several devices is uncertain: the interval of the speed-up includes 1"),
     ],
 )
 def test_sentence_about_a_single_cell(seconds: float, sentence: str) -> None:

@@ -19,6 +19,7 @@ from scalewise.training.results import (
     pace_of,
     samples_per_second,
     slowest,
+    straggler_notes,
     strategy_with_microbatches,
     timeline_of,
 )
@@ -122,3 +123,20 @@ def test_a_note_says_which_samples_batch_norm_sees_at_a_time(
     notes = [note for note in notes_on(request, Placement(devices, "cpu"), [outcome]) if "batch norm" in note]
     expected = f"batch norm sees {norm_group} at a time: weights differ slightly from those of one device"
     assert notes == ([expected] if norm_group else [])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "slow", "is_named"),
+    [
+        ("mirrored", {"forward": 2.0, "backward": 2.0}, True),
+        ("mirrored", {"forward": 1.0, "backward": 1.1}, False),
+        ("data-parallel", {"forward": 1.0, "backward": 1.0, "update": 5.0}, False),  # the default device updates
+        ("pipeline", {"forward": 2.0, "backward": 2.0}, False),  # stages differ, and the note on idle time says so
+    ],
+)
+def test_a_straggler_is_a_rank_that_computes_longer_on_the_whole_model(
+    strategy: str, slow: dict[str, float], is_named: bool
+) -> None:
+    ranks = (slow, {"forward": 1.0, "backward": 1.0})
+    outcomes = [Outcome("made", 8, 1, "eager", "device", 1, phases=phases) for phases in ranks]
+    assert any("rank 0 is a straggler" in note for note in straggler_notes(strategy_of(strategy), outcomes)) is is_named

@@ -109,9 +109,12 @@ MIN_LOADING = 0.05
 
 
 def seconds_with_workers(predictor: Predictor, prediction: Prediction) -> float | None:
-    """Return the seconds of a step with WORKERS loading workers per device; None if loading takes next to no time."""
+    """Return the seconds of a step with WORKERS loading workers per device.
+
+    None if loading takes next to no time, or if the devices are CPU cores, which are busy already.
+    """
     loading = prediction.phases.get("load", 0.0)
-    if loading < MIN_LOADING * prediction.seconds:
+    if loading < MIN_LOADING * prediction.seconds or not predictor.cluster.has_gpus:
         return None
     steps = tuple(step.model_copy(update={"load": 0.0}) for step in predictor.profile.steps)
     without_loading = Predictor(predictor.profile.model_copy(update={"steps": steps}), predictor.cluster)
@@ -154,7 +157,7 @@ def changes_of(predictor: Predictor, alone: Row, several: Row, predicted: set[st
         *_other_strategies(predictor, prediction, one, predicted),
         *_variants(predictor, prediction, one),
         *_larger_batch(predictor, several, one),
-        *_accumulated(prediction, one),
+        *_accumulated(prediction, alone.prediction),
         *_loading_workers(predictor, alone.prediction, prediction, one),
     ]
     return tuple(sorted(changes, key=lambda change: (-(change.speedup or 0.0), change.seconds)))
@@ -207,14 +210,24 @@ def _larger_batch(predictor: Predictor, several: Row, one: float | None) -> Iter
     yield Change(f"{change} ({TRAJECTORY}{baseline})", _speedup(single, larger), larger / LARGER, exact=False)
 
 
-def _accumulated(prediction: Prediction, one: float | None) -> Iterator[Change]:
-    """Yield gradient accumulation, which communicates once for LARGER batches."""
+def _accumulated(prediction: Prediction, alone: Prediction) -> Iterator[Change]:
+    """Yield gradient accumulation, which communicates and updates once for LARGER batches, also on one device."""
     if not prediction.fits:
         return
+    seconds = _accumulated_seconds(prediction)
+    single = _accumulated_seconds(alone) * prediction.batch / alone.batch if alone.fits else None
+    baseline = "; compared with one device that accumulates" if single else ""
+    change = (
+        f"accumulate gradients over {LARGER} batches (like a batch of {LARGER * prediction.batch:,}; "
+        f"{TRAJECTORY}{baseline})"
+    )
+    yield Change(change, _speedup(single, seconds), seconds, exact=False)
+
+
+def _accumulated_seconds(prediction: Prediction) -> float:
+    """Seconds per batch if gradients of LARGER batches are accumulated."""
     computing = sum(prediction.phases.get(phase, 0.0) for phase in ("load", "forward", "loss", "backward"))
-    seconds = (prediction.seconds + (LARGER - 1) * computing) / LARGER
-    change = f"accumulate gradients over {LARGER} batches (like a batch of {LARGER * prediction.batch:,}; {TRAJECTORY})"
-    yield Change(change, _speedup(one, seconds), seconds, exact=False)
+    return (prediction.seconds + (LARGER - 1) * computing) / LARGER
 
 
 def _loading_workers(

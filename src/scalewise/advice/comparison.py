@@ -121,6 +121,14 @@ class Candidate:
         cost = 0.0 if self.cost is None else self.cost.high if sure else self.cost.predicted
         return time <= budget.deadline_seconds and cost <= budget.max_dollars
 
+    def excess(self, budget: Budget) -> str:
+        """Say which limits the prediction exceeds: 'longer than 24h and more than $500'."""
+        longer = self.time is not None and self.time.predicted > budget.deadline_seconds
+        costlier = self.cost is None or self.cost.predicted > budget.max_dollars
+        limits = [f"longer than {budget.deadline}"] if longer else []
+        limits += [f"more than ${budget.max_dollars:,.0f}"] if budget.max_cost and costlier else []
+        return " and ".join(limits)
+
     def to_json(self) -> dict[str, Any]:
         time, cost, rate = self.finish, self.cost if self.best.epoch_known else None, self.dollars_per_second
         return {
@@ -243,7 +251,8 @@ class Comparison:
         if not_fitting:
             first = not_fitting[0]
             others = f", nor on {len(not_fitting) - 1} other" if len(not_fitting) > 1 else ""
-            sentences.append(f"It does not fit {first.name}{others}, but would with {first.remedy}.")
+            subject = f"{first.profile.workload} at batch {first.best.prediction.batch:,}"
+            sentences.append(f"{subject} does not fit in the memory of {first.name}{others}; {first.remedy} would.")
         if fitting and all(candidate.profile.quality == "specification" for candidate in fitting):
             sentences.append(
                 "No step was measured: pass one measured step of one GPU (--step-time) for narrower intervals."
@@ -271,7 +280,7 @@ class Comparison:
         if measure(other) < measure(best):
             label = "Faster" if self.by_cost else "Cheaper"
         if not other.within(self.budget, sure=False):
-            label += f", but not {self.budget.text}"
+            label += f", but {other.excess(self.budget)}"
         return [f"{label}: {other.name} ({_figures(other)})."]
 
     def table(self) -> Text:
@@ -297,6 +306,10 @@ class Comparison:
             notes.append("Energy: the GPUs at their power limit (TDP), without hosts.")
         if any(candidate.utilisation is not None for candidate in self.candidates):
             notes.append("MFU: the model's flops divided by the peak of the GPUs in use.")
+        gpus = [find_gpu(candidate.cluster.devices[0].name) for candidate in self.candidates]
+        precision = first.profile.precision
+        slow = dict.fromkeys(filter(None, (gpu.lacks_units(precision) for gpu in gpus if gpu)))
+        notes += [f"Precision: {'. '.join(slow)}."] if slow else []
         summaries = dict.fromkeys(
             candidate.cluster.summary for candidate in self.candidates if "assumed:" in candidate.cluster.summary
         )

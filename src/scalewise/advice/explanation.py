@@ -46,7 +46,7 @@ LIMITED_BY_KERNEL_LAUNCHES = "limited by kernel launches, which more devices do 
 LIMITED_BY_SERVER = "limited by the server, which applies the updates of all workers"
 CHOKES = {"network": " (network choke)", "compute": " (GPU choke)"}
 """The study's names for a step that more devices make slower."""
-UNCERTAIN = "uncertain: the interval includes no speed-up"
+UNCERTAIN = "uncertain: the interval of the speed-up includes 1"
 
 
 @dataclass(frozen=True)
@@ -209,10 +209,16 @@ class Explanation:
 
     @property
     def _gain_interval(self) -> tuple[float, float]:
-        """Interval of the speed-up; it combines the intervals of one device and of several."""
+        """Interval of the speed-up; it combines the intervals of one device and of several.
+
+        An error of compute that both have in common changes the speed-up only as far as their steps differ in the
+        fraction that is compute.
+        """
         one, prediction, gain = self.alone.prediction, self.several.prediction, self.several.gain or 0.0
-        below = math.hypot(math.log(prediction.high / prediction.seconds), math.log(one.seconds / one.low))
-        above = math.hypot(math.log(prediction.seconds / prediction.low), math.log(one.high / one.seconds))
+        sensitivity = abs(one.compute_fraction - prediction.compute_fraction)
+        common = [sensitivity * abs(math.log(limit)) for limit in prediction.common]
+        below = math.hypot(math.log1p(prediction.apart[1]), -math.log1p(-one.apart[0]), max(common))
+        above = math.hypot(-math.log1p(-prediction.apart[0]), math.log1p(one.apart[1]), max(common))
         return gain * math.exp(-below), gain * math.exp(above)
 
     @property
@@ -295,7 +301,7 @@ class Explanation:
         if even.batch:
             per_device = f"{-(-even.batch // row.shares):,} samples per device"
             batch = f"from {per_device if row.weak_scaling else f'batch {even.batch:,} on'}"
-        link = f"with links of at least {even.bandwidth_GBps:.3g} GB/s" if even.bandwidth_GBps else ""
+        link = f"with links of at least {_bandwidth_text(even.bandwidth_GBps)}" if even.bandwidth_GBps else ""
         if batch and link:
             return f"{setup} {batch}, or {link}."
         if batch:
@@ -306,7 +312,7 @@ class Explanation:
 
     def _speedup_disappears(self, even: BreakEven) -> str:
         if even.bandwidth_GBps and even.bandwidth_GBps > 2 * SLOWEST_GBps:
-            return f"Below {even.bandwidth_GBps:.3g} GB/s per link the speed-up disappears."
+            return f"Below {_bandwidth_text(even.bandwidth_GBps)} per link the speed-up disappears."
         return ""
 
     def _how_to_be_certain(self) -> str:
@@ -343,6 +349,10 @@ class Explanation:
 
 def _joined(*sentences: str) -> str:
     return " ".join(filter(None, sentences))
+
+
+def _bandwidth_text(GBps: float) -> str:
+    return f"{GBps:.3g} GB/s" if GBps >= 0.1 else f"{1e3 * GBps:.3g} MB/s"
 
 
 def _rate_text(rate: float) -> str:

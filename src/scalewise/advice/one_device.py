@@ -207,7 +207,9 @@ def _check_unused(request: ProfileRequest, reason: str) -> None:
     given = [f"--{flag}" for flag, field in flags.items() if getattr(request, field) != getattr(default, field)]
     if given:
         has, it = ("has", "it") if len(given) == 1 else ("have", "them")
-        raise UserError(f"{' and '.join(given)} {has} no effect, because {reason}; leave {it} out")
+        raise UserError(
+            f"{' and '.join(given)} {has} no effect, because {reason}; leave {it} out here, and give {it} to train"
+        )
 
 
 def _read(profile: Path | str | Profile) -> ProfileDocument:

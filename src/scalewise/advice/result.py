@@ -47,7 +47,7 @@ MEANINGS = {
     "scaled": "scaled from another GPU",
     "specification": "from the specification of the device",
 }
-"""Meaning of each mark on a batch."""
+"""Meaning of each mark before a step time."""
 STRATEGY, DEVICES, BATCH, BATCH_PER_DEVICE = "strategy", "devices", "batch", "batch/ device"
 STEP, INTERVAL, EPOCH, RATE = "step time", "90% interval", "epoch time", "samples/ second"
 SPEEDUP, WEAK_SCALING, BOTTLENECK = "speedup", "weak scaling", "bottleneck"
@@ -71,7 +71,7 @@ def table_of(rows: Sequence[Row], best: Row, priced: bool) -> Text:
 
 
 def _table(rows: Sequence[Row], best: Row, priced: bool, compact: bool) -> Text:
-    columns = _columns(rows[0], priced, compact)
+    columns = _columns(rows, priced, compact)
     titles = [STRATEGY, *columns]
     lines: list[tuple[list[str], str]] = []
     for name, same_strategy in groupby(rows, key=lambda row: row.name):
@@ -130,14 +130,15 @@ def _is_sentence(cell: str) -> bool:
     return cell.startswith(NOT_FITTING)
 
 
-def _columns(first: Row, priced: bool, compact: bool) -> dict[str, Callable[[Row], str]]:
+def _columns(rows: Sequence[Row], priced: bool, compact: bool) -> dict[str, Callable[[Row], str]]:
     """Return a function per column that formats its cell of a row."""
+    first, marks = rows[0], marks_of(rows)
     columns: dict[str, Callable[[Row], str]] = {DEVICES: lambda row: str(row.prediction.devices)}
     if first.weak_scaling:
-        columns[BATCH] = lambda row: f"{row.prediction.batch}{MARKS[row.prediction.known]}"
+        columns[BATCH] = lambda row: str(row.prediction.batch)
     else:
-        columns[BATCH_PER_DEVICE] = lambda row: f"{row.prediction.batch_per_device}{MARKS[row.prediction.known]}"
-    columns[STEP] = lambda row: short_seconds(row.prediction.seconds)
+        columns[BATCH_PER_DEVICE] = lambda row: str(row.prediction.batch_per_device)
+    columns[STEP] = lambda row: marks.get(row.prediction.known, "") + short_seconds(row.prediction.seconds)
     columns[INTERVAL] = _interval_in_unit_of_step if compact else _interval
     if first.weak_scaling:
         columns[RATE] = lambda row: _number(row.prediction.batch / row.prediction.seconds)
@@ -152,6 +153,12 @@ def _columns(first: Row, priced: bool, compact: bool) -> dict[str, Callable[[Row
         columns[COST_PER_1000_STEPS] = lambda row: dollars(row.cost_per_1000_steps)
     columns[BOTTLENECK] = lambda row: row.prediction.bottleneck
     return columns
+
+
+def marks_of(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the marks of step times by origin; none if all rows have the same origin, which the notes name."""
+    known = {row.prediction.known for row in rows}
+    return {kind: mark for kind, mark in MARKS.items() if mark and kind in known and len(known) > 1}
 
 
 def folded(name: str, width: int = NAME_WIDTH) -> list[str]:
@@ -258,13 +265,13 @@ class Advice(PagedResult):
             parts += [Text(tuned, "bold"), Text()]
         if self.comparison:
             parts += [Text(self.comparison.verdict(), "bold green"), Text(), self.comparison.table(), Text()]
-            parts += [Text(" ".join(self.comparison.notes()), "dim"), Text()]
+            parts += [Text("\n".join(self.comparison.notes()), "dim"), Text()]
         parts += [Text(self.verdict.reason, "bold green" if self.verdict.add_devices else "bold yellow"), Text()]
         for title, rows in self._tables():
             table = table_of(rows, self.verdict.best, self.cluster.price_per_hour is not None)
             parts += [Text(f"{self.profile.workload} on {self.cluster.name}, {title}", "bold"), table, Text()]
         parts.append(Text(self._legend(), "dim"))
-        parts.append(Text(" ".join(self._notes()), "dim"))
+        parts.append(Text("\n".join(self._notes()), "dim"))
         if omitted := omitted_text(self.omitted, {row.name for row in self.rows}):
             parts.append(Text(omitted, "dim"))
         if self.verdict.changes:
@@ -290,7 +297,6 @@ class Advice(PagedResult):
     def _legend(self) -> str:
         """Explain what the headings cannot say, in at most three lines."""
         first = self.rows[0]
-        known = {row.prediction.known for row in self.rows}
         if first.weak_scaling:
             legend = (
                 "weak scaling: throughput relative to one device at the same batch per device (ideal: the number of "
@@ -299,10 +305,11 @@ class Advice(PagedResult):
         else:
             period = "epoch" if first.epoch_known else "step"
             legend = (
-                f"speedup: {period} time relative to one device at the same global batch. weak scaling: throughput "
-                "relative to one device at the same batch per device (ideal: the number of devices)."
+                f"speedup: {period} time of one device divided by this {period} time, at the same global batch. "
+                "weak scaling: throughput relative to one device at the same batch per device (ideal: the number of "
+                "devices)."
             )
-        marks = [f"{mark} {MEANINGS[kind]}" for kind, mark in MARKS.items() if mark and kind in known]
+        marks = [f"{mark} {MEANINGS[kind]}" for kind, mark in marks_of(self.rows).items()]
         return f"{legend} {', '.join(marks)}." if marks else legend
 
     def _notes(self) -> list[str]:

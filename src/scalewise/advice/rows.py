@@ -81,9 +81,11 @@ def short_seconds(seconds: float) -> str:
 
 
 def dollars(cost: float | None) -> str:
-    """Format a cost in at most six characters: '$0.02', '$345', '$12.3k', '$4.5M'."""
+    """Format a cost in at most seven characters: '<$0.001', '$0.012', '$1.25', '$345', '$12.3k', '$4.5M'."""
     if cost is None:
         return "-"
+    if cost < 0.1:
+        return f"${cost:.3f}" if cost >= 0.001 else "<$0.001"
     if cost < 99.5:
         return f"${cost:.2f}"
     if cost < 999.5:

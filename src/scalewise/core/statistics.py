@@ -41,6 +41,8 @@ class Interval:
     def text(self) -> str:
         """Text such as '4.2 ms [95% interval 4.1 ms to 4.4 ms, 30 timed]', or '4.2 ms [timed once]'."""
         limits = f"95% interval {seconds_text(self.low)} to {seconds_text(self.high)}, {self.n:,} timed"
+        if self.low <= 0:
+            limits = f"{self.n:,} timed, too few for an interval"
         return f"{seconds_text(self.median)}  [{self.width_text if self.n == 1 else limits}]"
 
 

@@ -88,6 +88,15 @@ class Gpu:
         """Whether it is a GeForce or TITAN card: these boost above their specification."""
         return self.name.startswith(CONSUMER) and not self.name.startswith("RTX PRO")
 
+    def lacks_units(self, precision: str) -> str:
+        """Note that the GPU has no matrix units for a precision; empty if it has."""
+        peaks = {"tf32": self.tf32_TFLOPS, "fp16": self.fp16_TFLOPS, "bf16": self.bf16_TFLOPS}
+        if precision not in peaks or peaks[precision]:
+            return ""
+        others = [other for other, peak in peaks.items() if peak]
+        use = f"; it has them for {' and '.join(others)}" if others else ""
+        return f"{self.name} has no matrix units for {precision}, which is no faster than fp32 there{use}"
+
 
 def key_of(name: str) -> str:
     """Return the key of a GPU name: 'RTX 4090' -> 'rtx-4090'."""

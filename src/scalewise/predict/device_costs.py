@@ -226,6 +226,28 @@ class DeviceSeconds:
     def __init__(self, profile: ProfileDocument, costs: Costs, cluster: Cluster) -> None:
         self.profile, self.costs, self.cluster = profile, costs, cluster
 
+    def launch_seconds(self, phase: str) -> float:
+        """Shortest time of a phase on a GPU, in which the host launches its kernels; 0 if it is not known.
+
+        Layers that are split between devices launch as many kernels, so they take no less.
+        """
+        first = self.costs.steps[0]
+        if not self.cluster.has_gpus or phase not in COMPUTE:
+            return 0.0
+        least = float(getattr(first, phase))
+        if len(self.costs.steps) == 1:
+            return least * min(self.profile.least_seconds / (_compute(first) or 1.0), 1.0)
+        is_launching = least > 2 * (self.costs.busy_seconds(phase, first.batch) + self._streaming_seconds(phase))
+        return least if is_launching else 0.0
+
+    def is_streaming(self, samples: int) -> bool:
+        """Whether a step mostly reads and writes memory of the size of the parameters, whatever the batch."""
+        return sum(map(self._streaming_seconds, COMPUTE)) > self.costs.compute_seconds(samples) / 2
+
+    def _streaming_seconds(self, phase: str) -> float:
+        """Seconds in which a phase reads and writes parameters, gradients and optimizer state."""
+        return PASSES[phase] * self.profile.parameter_bytes / (self.cluster.devices[0].memory_GBps * 1e9)
+
     def alone(self, strategy: Strategy) -> Seconds:
         return self._with_host if updates_on_host(strategy, self.cluster) else self.costs.seconds
 

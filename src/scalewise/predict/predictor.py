@@ -201,6 +201,10 @@ def _is_split(step: SimulatedStep) -> bool:
     return min(shares.values(), default=1.0) < 1 - 1e-6
 
 
+SCATTER = 1.12
+"""Uncertainty factor of the ratio of two steps that were both predicted from a specification: most of the error is
+common to all steps on one GPU and host, and 90 % of what remains is within 12 %."""
+
 Bottleneck = Literal["network", "compute", "launch", "input", "memory", "idle"]
 FOLLOWED = 16
 """Largest number of devices that are simulated individually."""
@@ -235,6 +239,15 @@ class Prediction:
     known: CostOrigin
     copied_seconds: float = 0.0
     """Part of the compute time that copies data only for communication, such as gradients into buckets."""
+    common: tuple[float, float] = (1.0, 1.0)
+    """Interval of the error factor of compute that all predictions from this specification share."""
+    apart: tuple[float, float] = (0.0, 0.0)
+    """Reach of the interval below and above without that common error, as fractions of the step."""
+
+    @property
+    def compute_fraction(self) -> float:
+        """Fraction of the step that changes with the speed of the device."""
+        return sum(self.phases.get(phase, 0.0) for phase in COMPUTE) / self.seconds
 
     @property
     def network_seconds(self) -> float:
@@ -279,7 +292,7 @@ class Predictor:
         plan = self._plan(strategy, devices, batch)
         alone = layout.workers == 1
         seconds = self._device.alone(strategy) if alone else self._device.among(layout, strategy, lone_phases(plan))
-        return self._simulator(strategy, layout, slow).simulate(plan, seconds)
+        return self._simulator(strategy, layout, slow).simulate(plan, seconds, self._device.launch_seconds)
 
     def _plan(self, strategy: Strategy, devices: int, batch: int) -> Plan:
         """Plan a step; of many devices, only some are planned and represent the others."""
@@ -359,6 +372,8 @@ class Predictor:
         samples_at_once = max(operation.samples for operation in step.operations if operation.phase == "forward")
         spread = self.costs.spread(samples_at_once)
         below, above = interval_reach(step, spread, self.cluster, layout)
+        is_common = spread.known == "specification"
+        scatter = CostRange(1 / SCATTER, SCATTER, spread.known) if is_common else spread
         needed = self._memory_bytes(strategy, devices, batch)
         fits = self._has_memory(needed, layout)
         epoch = full * seconds + last
@@ -381,6 +396,8 @@ class Predictor:
             fits=fits,
             known=spread.known,
             copied_seconds=copied,
+            common=(spread.low, spread.high) if is_common else (1.0, 1.0),
+            apart=interval_reach(step, scatter, self.cluster, layout),
         )
 
     def fits(self, strategy: Strategy, devices: int, batch: int) -> bool:
@@ -440,6 +457,7 @@ class Predictor:
             largest = max(losses, key=lambda name: losses[name])
         many = max(samples, 2)  # one sample has no half
         launching = self.costs.compute_seconds(many // 2) > LAUNCHING * self.costs.compute_seconds(many)
+        launching = launching and not (self.cluster.has_gpus and self._device.is_streaming(samples))
         if largest == "compute" and launching and phases.get("update", 0.0) < compute / 2:
             return "network" if shares["network"] > BESIDE_LAUNCH * shares["compute"] else "launch"
         return largest

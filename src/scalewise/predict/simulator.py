@@ -207,8 +207,11 @@ class Simulator:
         self._through: dict[Collective, float] = {}
         self._paces: dict[tuple[int, int], float] = {}
 
-    def simulate(self, plan: Plan, seconds: Seconds) -> SimulatedStep:
-        return _Step(self, plan, seconds).run()
+    def simulate(
+        self, plan: Plan, seconds: Seconds, launch_seconds: Callable[[str], float] = lambda _: 0.0
+    ) -> SimulatedStep:
+        """Simulate a step. `launch_seconds`: shortest time of a phase, also of layers that are split."""
+        return _Step(self, plan, seconds, launch_seconds).run()
 
     def price(self, collective: Collective) -> float:
         if collective not in self._prices:
@@ -243,10 +246,13 @@ class Simulator:
 class _Step:
     """State of the simulation of one plan."""
 
-    def __init__(self, simulator: Simulator, plan: Plan, seconds: Seconds) -> None:
+    def __init__(
+        self, simulator: Simulator, plan: Plan, seconds: Seconds, launch_seconds: Callable[[str], float]
+    ) -> None:
         self.simulator = simulator
         self.operations = plan.operations
         self.seconds = seconds
+        self.launch_seconds = launch_seconds
         self.traffic = Traffic(simulator.network, alone=True)
         self.device_free: dict[int, float] = defaultdict(float)
         self.group_free: dict[tuple[int, int], float] = defaultdict(float)
@@ -293,6 +299,8 @@ class _Step:
             length += calls
         elif simulator.host_relays:
             length = max(length, self.seconds(operation.phase, 1) * operation.called_share + calls)
+        else:
+            length = max(length, self.launch_seconds(operation.phase) * operation.called_share)
         if operation.host_work:
             step = sum(self.seconds(phase, operation.samples) for phase in ("forward", "backward"))
             length += operation.host_work.seconds(step) * simulator.network.cluster.host_factor

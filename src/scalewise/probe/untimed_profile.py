@@ -174,6 +174,7 @@ def specified_profile(
             )
         )
         unknown.update(whole.unknown)
+    slow = f"; {gpu.lacks_units(precision)}" if gpu.lacks_units(precision) else ""
     counted = f"; counted by their bytes only: {', '.join(sorted(unknown))}" if unknown else ""
     return outline.model_copy(
         update={
@@ -184,7 +185,7 @@ def specified_profile(
             "training_flops": _matrix_flops(line),
             "samples_per_epoch": max(batches),
             "steps": tuple(steps),
-            "source": f"the specification of {gpu.name}: no step was measured{counted}",
+            "source": f"the specification of {gpu.name}: no step was measured{slow}{counted}",
         }
     )
 

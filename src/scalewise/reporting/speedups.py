@@ -131,7 +131,7 @@ class Chokes(Finding):
         if self.gaining:
             return "the only cell on several devices is faster than one device"
         if not self.choking:
-            return "the only cell on several devices is uncertain: the interval includes no speed-up"
+            return "the only cell on several devices is uncertain: the interval of the speed-up includes 1"
         [cell] = self.choking
         return (
             f"the only cell on several devices takes {1 / cell.speedup:.1f} times as long as one device "

@@ -327,7 +327,7 @@ def notes_on(request: Request, placement: Placement, outcomes: list[Outcome]) ->
         notes.append("weights are gathered and gradients reduced once per part of a batch; the plan covers one part")
     for rank, share in placement.slow.items():
         notes.append(f"rank {rank} was limited to {share:.0%} of its core")
-    return notes + _straggler_note(outcomes) + _idle_note(request, placement, outcomes)
+    return notes + straggler_notes(request.strategy, outcomes) + _idle_note(request, placement, outcomes)
 
 
 def _last_step(outcomes: list[Outcome], workers: int) -> int:
@@ -349,21 +349,22 @@ def _idle_note(request: Request, placement: Placement, outcomes: list[Outcome]) 
     return [f"idle share of the step: {', '.join(ranks)}; the plan counts only forward and backward"]
 
 
-def _straggler_note(outcomes: list[Outcome]) -> list[str]:
-    """Note on a rank that computes much longer than another.
+def straggler_notes(strategy: Strategy, outcomes: list[Outcome]) -> list[str]:
+    """Note on a rank that computes much longer than another, although both have the whole model.
 
-    The others wait for it in the phase `reduce`, which otherwise looks like a slow network.
+    The others wait for it in phases such as `reduce`, which otherwise look like a slow network. Only forward and
+    backward count, because some strategies update the weights on one device.
     """
-    computing = [
-        sum(outcome.phases.get(phase, 0.0) for phase in ("forward", "backward", "update")) for outcome in outcomes
-    ]
+    computing = [sum(outcome.phases.get(phase, 0.0) for phase in ("forward", "backward")) for outcome in outcomes]
     slow, fast = max(computing), min(computing)
-    if len(outcomes) == 1 or fast == 0 or slow < 1.3 * fast or any(outcome.updates for outcome in outcomes):
+    if strategy.one_model or any(outcome.updates for outcome in outcomes):
+        return []
+    if len(outcomes) == 1 or fast == 0 or slow < 1.3 * fast:
         return []
     return [
         f"rank {computing.index(slow)} is a straggler: it computes {slow / fast:.1f} times as long as rank "
         f"{computing.index(fast)} ({seconds_text(slow)} against {seconds_text(fast)} per step), and the others wait "
-        "for it in reduce"
+        "for it"
     ]
 
 
