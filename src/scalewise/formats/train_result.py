@@ -243,8 +243,6 @@ class TrainResult(Printable):
             return [("workload", self.workload), ("strategy", self.spread), ("checkpoint", str(self.checkpoint))]
         times = self.step_seconds
         rate = f"{self.samples_per_second:,.0f} samples/s" if self.samples_per_second else "-"
-        if self.samples_per_second and not self.updates and self.samples_per_second < 0.9 * self.batch / times.median:
-            rate += " on average, because some steps were slower"
         devices = _counted(self.devices, f"{self.device_kind} device")
         if self.hosts > 1:
             devices += f" on {self.hosts} hosts" + (f" connected at {self.link}" if self.link else "")
