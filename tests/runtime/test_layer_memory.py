@@ -123,4 +123,4 @@ def test_an_lstm_keeps_the_workspace_of_its_library() -> None:
 
     own = workload_of(Remembers, torch.zeros(9, 5, 8), torch.zeros(9, 16))
     first, *_ = layers_of(own, own.data(DataRequest()), 4, CPU)
-    assert 32_768 < first.kept_bytes < 32_768 + 8 * 5 * 4 * 16 * 4
+    assert 32_768 < first.kept_bytes < 32_768 + 10 * 5 * 4 * 16 * 4  # torch 2.10 keeps 900 bytes more than 2.13
