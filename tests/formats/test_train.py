@@ -47,7 +47,7 @@ def test_table_of_a_run() -> None:
     for expected in (
         "linear  (12,102,220 parameters; synthetic speech)",
         "mirrored on 2 cpu devices, eager, fp32, data in device memory",
-        "21 global, 11 per device",
+        "21 global, at most 11 per device",
         "200 steps, 2 full epochs; the first 180 steps are warm-up and not timed",
         "10 ms  [95% interval 10 ms to 10 ms, 20 timed]  2,050 samples/s",
         "0.5000, accuracy 97.50%",
@@ -134,7 +134,7 @@ def test_copies_through_host_memory_are_shown_as_copies() -> None:
 def test_html_for_notebooks() -> None:
     html = RESULT._repr_html_()
     assert html.startswith("<pre>")
-    assert "21 global, 11 per device" in html
+    assert "21 global, at most 11 per device" in html
     assert "<span style=" in html
 
 

@@ -75,8 +75,8 @@ def advise(
             rich_help_panel=ONE_DEVICE,
             metavar="FILE.csv",
             help="Measured steps with the columns model, devices, batch_per_device and step_seconds or "
-            "samples_per_second (optional: strategy, precision, hosts). One-device rows are the profile; the others, "
-            "also of other models, calibrate the links.",
+            "samples_per_second (optional: strategy, precision, hosts). Rows of one device "
+            "are the profile; the other rows, also of other models, fit the bandwidth of the links.",
             show_default=False,
         ),
     ] = None,
@@ -91,7 +91,7 @@ def advise(
     devices: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=GRID, help="Numbers of devices, separated by commas.", show_default="1, 2, 4, ... and all"
+            rich_help_panel=GRID, help="Numbers of devices, separated by commas.", show_default="powers of two, and all"
         ),
     ] = None,
     batch: Annotated[

@@ -361,7 +361,9 @@ SHOW_EXAMPLES = (
     "scalewise clusters show '4 x rtx-4090, 2 hosts, 25gbe' > mine.toml",
 )
 
-app = typer.Typer(help="Show a cluster as a TOML file, to copy and edit.", invoke_without_command=True)
+app = typer.Typer(
+    help="Show a cluster as a TOML file, to copy and edit: clusters show NAME.", invoke_without_command=True
+)
 
 
 @app.callback()

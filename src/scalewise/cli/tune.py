@@ -44,7 +44,7 @@ def tune(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="Time of the whole search. After 85 % of it no trial starts, and one that is not ready ends.",
+            help="Time of the whole search. After 85 % of it no trial starts, and one that still compiles is stopped.",
         ),
     ] = 240.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again instead of showing the saved result.")] = False,

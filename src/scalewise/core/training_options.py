@@ -205,7 +205,7 @@ class TrainingOptions:
         default=None,
         metadata=_help(
             OUTPUT,
-            "Steps between checkpoints. auto: as often as 2 % of the time allows, by the measured cost of saving.",
+            "Steps between checkpoints. auto: as often as possible while saving takes at most 2 % of the time.",
             metavar="N|auto",
         ),
     )
@@ -226,7 +226,7 @@ class TrainingOptions:
         metadata=_help(
             OUTPUT,
             "Restart with fewer devices, down to N, if a restart made no progress. Results then agree up to rounding; "
-            "dropout draws other numbers.",
+            "random dropout masks differ.",
             metavar="N",
             shown_default="--devices",
         ),

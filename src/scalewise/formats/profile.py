@@ -182,7 +182,7 @@ class Profile(Printable):
             f" on one device ({document.device}), {document.execution}, {document.precision}; "
             f"{bytes_text(document.parameter_bytes)} of parameters, {document.samples_per_epoch:,} samples per epoch",
         )
-        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0))
         headings = ("batch", "load", "forward", "backward", "update", "step", "per sample", "epoch", "peak memory")
         for title in headings:
             table.add_column(title, justify="right", no_wrap=True)

@@ -250,7 +250,9 @@ class TrainResult(Printable):
         execution += [self.memory_format] * (self.memory_format != "contiguous")
         execution += [f"{self.convolutions} convolutions"] * (self.convolutions != "direct")
         strategy = f"{self.spread or self.strategy} on {devices}"
-        share = f", {self.batch_per_device} per device" if self.batch_per_device != self.batch else ""
+        uneven = self.batch % self.batch_per_device != 0
+        share = f", {'at most ' * uneven}{self.batch_per_device} per device"
+        share = share if self.batch_per_device != self.batch else ""
         facts = [
             ("workload", f"{self.workload}  ({self.parameters:,} parameters; {self.data})"),
             ("strategy", f"{strategy}, {', '.join(execution)}, {self.precision}, {_LOAD_TEXT[self.load]}"),

@@ -150,7 +150,8 @@ def train(
             "files" (read from their files in every epoch) or "auto".
         checkpoint: File to which a checkpoint is saved after every epoch and at the end. An existing file is refused
             unless `resume` or `overwrite` is given.
-        checkpoint_every: Steps between checkpoints, or "auto": as often as 2 % of the time allows.
+        checkpoint_every: Steps between checkpoints, or "auto": as often as saving takes at most 2 % of the
+            time.
         keep_checkpoints: Number of checkpoints to keep: `checkpoint`, and earlier ones as FILE.1, FILE.2 ...
         max_restarts: Restart a run that loses a rank from its last checkpoint, at most this many times.
         min_devices: Restart with fewer devices, down to this number, if a restart made no progress.

@@ -88,7 +88,8 @@ def tune(
         input_shape: Shape of one sample without the batch. Needed for a function that returns an nn.Module.
         classes: Number of classes. Needed for a function that returns an nn.Module.
         batches: Also search the largest batch that fits and the batch at which throughput saturates.
-        time_limit: Seconds of the whole search. After 85 % of them no trial starts, and one that is not ready ends.
+        time_limit: Seconds of the whole search. After 85 % of them no trial starts, and one that still compiles is
+            stopped.
         fresh: Measure again instead of returning the saved result.
         on_progress: Function that is called with a `Progress`.
 
