@@ -130,6 +130,7 @@ def test_duplicate_values_are_measured_once() -> None:
         ({"hosts": [2]}, "--hosts 2 emulates hosts, which need a link speed; add --link 1gbit"),
         ({"links": ["1gbit"]}, "--link 1gbit connects emulated hosts; add --hosts 2"),
         ({"workloads": []}, "nothing to measure"),
+        ({"strategies": [SINGLE], "devices": [2]}, "single runs on one device, but --devices is 2; use --devices 1"),
     ],
 )
 def test_invalid_axes_are_refused(axes: dict[str, object], message: str) -> None:
