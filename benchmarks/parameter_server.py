@@ -30,8 +30,8 @@ import scalewise
 from scalewise.core.units import seconds_text
 from scalewise.launch.devices import cpu_name
 from scalewise.launch.emulated_hosts import parse_link
+from scalewise.launch.parameter_server_session import ServedSession
 from scalewise.launch.placement import Placement
-from scalewise.launch.server_session import ServedSession
 from scalewise.launch.worker import Worker
 from scalewise.parameter_server.client import Client, ServerConnection
 from scalewise.parameter_server.server import Server

@@ -23,8 +23,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import torch
 
+from scalewise.launch.parameter_server_session import ServedSession
 from scalewise.launch.placement import Placement
-from scalewise.launch.server_session import ServedSession
 from scalewise.launch.session import Session
 from scalewise.strategies.base import Strategy
 from scalewise.training.session_pool import open_session

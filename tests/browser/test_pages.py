@@ -14,7 +14,7 @@ import pytest
 from scalewise.advice.advise import advise
 from scalewise.predict.predictor import Predictor
 from scalewise.reporting.html_page import notebook_html, write_page
-from scalewise.reporting.page_document import page_of_advice
+from scalewise.reporting.page_json import page_of_advice
 from scalewise.reporting.report import report
 from scalewise.reporting.step_picture import step_picture
 from tests.browser.conftest import MOST_MILLISECONDS, PHONE, Open, Opened

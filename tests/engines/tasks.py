@@ -14,7 +14,7 @@ from scalewise.engines import pipeline
 from scalewise.engines.base import Job, Place
 from scalewise.engines.pipeline import HostStage, TimedStage, build
 from scalewise.engines.registry import ENGINES
-from scalewise.launch.failure import from_exception
+from scalewise.launch.rank_failure import from_exception
 from scalewise.launch.worker import Worker
 from scalewise.parameter_server.client import Client
 from scalewise.runtime.clock import HostClock, Times

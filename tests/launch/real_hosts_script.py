@@ -12,9 +12,9 @@ from typing import Any
 
 from scalewise.core.errors import RunFailed
 from scalewise.launch.host_process import run_on_hosts
+from scalewise.launch.parameter_server_session import ServedSession
 from scalewise.launch.placement import Placement, under_torchrun
 from scalewise.launch.real_hosts import real_hosts
-from scalewise.launch.server_session import ServedSession
 from scalewise.launch.session import Session
 from scalewise.training.train import train
 from tests.launch import tasks

@@ -14,8 +14,8 @@ import pytest
 
 from scalewise.core.errors import Location, RankFailed, UsersCodeFailed
 from scalewise.launch import task_results
-from scalewise.launch.failure import from_exception
 from scalewise.launch.placement import RankGroup
+from scalewise.launch.rank_failure import from_exception
 from scalewise.launch.task_results import ResultCollector
 from scalewise.launch.worker import WAITS_FOR_OTHERS
 

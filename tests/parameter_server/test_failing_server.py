@@ -11,8 +11,8 @@ import pytest
 
 from scalewise.core.errors import RankFailed
 from scalewise.core.training_options import Settings
+from scalewise.launch.parameter_server_session import ServedSession
 from scalewise.launch.placement import Placement
-from scalewise.launch.server_session import ServedSession
 from scalewise.strategies.registry import strategy_of
 from scalewise.training.results import Report, Request
 from scalewise.training.session_pool import open_session

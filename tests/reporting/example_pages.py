@@ -13,7 +13,7 @@ from scalewise.formats.store import Environment, Measurement
 from scalewise.formats.train_result import BytesPerStep
 from scalewise.published.stevens import stevens_profile
 from scalewise.reporting.page_cells import predict_cells
-from scalewise.reporting.page_document import Page, page_of_measurements, page_of_tuning
+from scalewise.reporting.page_json import Page, page_of_measurements, page_of_tuning
 from tests.reporting.test_series import measured
 
 SAMPLES = 2_000

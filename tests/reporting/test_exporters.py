@@ -11,7 +11,7 @@ import pytest
 
 from scalewise.core.errors import UserError
 from scalewise.reporting.exporters import Exports, cells_of, shown_cell
-from scalewise.reporting.page_document import page_of_measurements, page_of_tuning
+from scalewise.reporting.page_json import page_of_measurements, page_of_tuning
 from scalewise.reporting.report import report
 from tests.reporting.example_pages import MACHINE, grid, grid_page, tune_document
 from tests.reporting.test_report import stored

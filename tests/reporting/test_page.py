@@ -22,7 +22,7 @@ from scalewise.published.stevens import stevens_environment, stevens_measurement
 from scalewise.reporting.finding import ExperimentResult
 from scalewise.reporting.html_page import SCRIPTS, html_of, json_in_html
 from scalewise.reporting.page_cells import predict_cells
-from scalewise.reporting.page_document import Page, page_of_advice, page_of_measurements, page_of_tuning, with_cells
+from scalewise.reporting.page_json import Page, page_of_advice, page_of_measurements, page_of_tuning, with_cells
 from scalewise.reporting.report import with_page
 from tests.reporting.example_pages import (
     AWKWARD,

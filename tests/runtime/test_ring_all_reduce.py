@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalewise.core.errors import RunFailed
 from scalewise.hardware.collectives import MIB, ring_sends, sent_bytes
-from scalewise.launch.failure import from_exception
+from scalewise.launch.rank_failure import from_exception
 from scalewise.launch.worker import Worker
 from scalewise.runtime.byte_counters import StepTraffic, available, snapshot
 from scalewise.runtime.ring_all_reduce import (

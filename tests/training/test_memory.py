@@ -7,8 +7,8 @@ import pytest
 from scalewise.core.errors import RankFailed, RunFailed
 from scalewise.core.training_options import Precision, Settings
 from scalewise.data.dataset import DataRequest
+from scalewise.launch.parameter_server_session import ServedSession
 from scalewise.launch.placement import Placement
-from scalewise.launch.server_session import ServedSession
 from scalewise.strategies.registry import STRATEGIES, strategy_of
 from scalewise.training.memory_plan import MemoryRequest, planned_memory, planned_on
 from scalewise.training.results import Request, memory_of

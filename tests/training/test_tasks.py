@@ -17,8 +17,8 @@ import scalewise
 from scalewise.core.errors import RankFailed, UserError
 from scalewise.core.training_options import Settings
 from scalewise.data.dataset import DataRequest
+from scalewise.launch.parameter_server_session import ServedSession
 from scalewise.launch.placement import Placement
-from scalewise.launch.server_session import ServedSession
 from scalewise.strategies.registry import strategy_of
 from scalewise.training.asynchronous import staleness, updates
 from scalewise.training.results import Outcome, Report, Request

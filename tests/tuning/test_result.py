@@ -23,8 +23,8 @@ from scalewise.formats.tuned import (
 )
 from scalewise.predict.roofline import DeviceLimits, OperatorCost, Roofline
 from scalewise.tuning.code_lines import code_lines
-from scalewise.tuning.figure import write_files
 from scalewise.tuning.result import BatchSearch, BatchTrial, Deviation, Trial, TuneResult, payback
+from scalewise.tuning.trial_chart import write_files
 from scalewise.tuning.trials import is_rounding
 
 EAGER = plain_options()

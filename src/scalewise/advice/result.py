@@ -36,7 +36,7 @@ from scalewise.reporting.html_page import PagedResult
 
 if TYPE_CHECKING:
     from scalewise.advice.comparison import Comparison
-    from scalewise.reporting.page_document import Page
+    from scalewise.reporting.page_json import Page
 
 WIDTH = 80
 """Columns of a terminal."""
@@ -220,7 +220,7 @@ class Advice(PagedResult):
         step.timeline.write_chrome_trace(path)
 
     def page(self) -> Page:
-        from scalewise.reporting.page_document import page_of_advice
+        from scalewise.reporting.page_json import page_of_advice
         from scalewise.reporting.step_picture import step_pictures
 
         steps = [

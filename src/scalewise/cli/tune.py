@@ -95,7 +95,7 @@ def tune(
             on_progress=update_bar,
         )
     if out:
-        from scalewise.tuning.figure import write_files
+        from scalewise.tuning.trial_chart import write_files
 
         write_files(result, out)
     if report:

@@ -23,8 +23,8 @@ from scalewise.engines.tensor_split import (
 from scalewise.models.footprint import is_declared_by_user, refuse_misnamed, splittable_layers_of
 from scalewise.runtime.feed import Feed, kept_bytes, make_feed
 from scalewise.runtime.optimizers import refuse_unless_elementwise
-from scalewise.strategies.layer_splitting import LayerSplit
 from scalewise.strategies.tensor import Tensor as TensorStrategy
+from scalewise.strategies.tensor_splitting import LayerSplit
 
 
 def build(strategy: TensorStrategy, job: Job) -> Engine:

@@ -31,7 +31,7 @@ from scalewise.models.model_split import largest_difference
 from scalewise.models.workload import Workload, one_tensor
 from scalewise.runtime.clock import Clock
 from scalewise.runtime.execution import seed_of
-from scalewise.strategies.layer_splitting import LayerSplit
+from scalewise.strategies.tensor_splitting import LayerSplit
 
 RULE = "outputs of layers in columns= must pass through element-wise functions or whole heads into layers in rows="
 Apply = Callable[[nn.Module], None]

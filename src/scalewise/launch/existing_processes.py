@@ -23,8 +23,8 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from scalewise.core.errors import Failure, RunFailed, UserError
 from scalewise.launch.cpu_cores import allowed_cores, core_order, cores_for_rank, pin
 from scalewise.launch.devices import limit_memory, settle
-from scalewise.launch.failure import SYMPTOMS, first_cause, from_exception, from_exit, from_hang, to_exception
 from scalewise.launch.placement import Placement, RankGroup
+from scalewise.launch.rank_failure import SYMPTOMS, first_cause, from_exception, from_exit, from_hang, to_exception
 from scalewise.launch.task_results import OnReport
 from scalewise.launch.worker import Worker, join_process_group, take_device
 from scalewise.runtime.exchange import all_gather_values, from_bytes, to_bytes

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from scalewise.core.errors import UserError
 from scalewise.launch import cpu_cores
 from scalewise.launch.emulated_hosts import Host, enter_host
-from scalewise.launch.failure import from_exception
 from scalewise.launch.placement import Placement, RankGroup
+from scalewise.launch.rank_failure import from_exception
 from scalewise.launch.worker import Worker, join_process_group, serve_from_host, take_device
 from scalewise.runtime import byte_counters
 from scalewise.runtime.device_memory import MEMORY_LIMIT

@@ -12,8 +12,8 @@ from typing import Any
 
 from scalewise.core.errors import Failure
 from scalewise.launch.elastic_agent import RankProcesses
-from scalewise.launch.failure import SYMPTOMS, first_cause, from_exit, from_hang, to_exception
 from scalewise.launch.placement import RankGroup
+from scalewise.launch.rank_failure import SYMPTOMS, first_cause, from_exit, from_hang, to_exception
 from scalewise.launch.rank_process import SHOW_STACK
 from scalewise.launch.worker import WAITS_FOR_OTHERS
 

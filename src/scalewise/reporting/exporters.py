@@ -18,7 +18,7 @@ from scalewise.core.timeline import TICKS
 
 if TYPE_CHECKING:
     from scalewise.reporting.page_cells import Cell
-    from scalewise.reporting.page_document import Page
+    from scalewise.reporting.page_json import Page
 
 IDENTITY = ("workload", "strategy", "device_kind", "hosts", "link", "precision", "execution", "machine", "cluster")
 """Entries that name a cell, apart from devices and batch."""

@@ -23,7 +23,7 @@ from scalewise.core.files import write_atomically
 from scalewise.core.units import Printable
 
 if TYPE_CHECKING:
-    from scalewise.reporting.page_document import Page
+    from scalewise.reporting.page_json import Page
 
 FILE_NAME = "report.html"
 LIBRARIES = ("d3.min.js", "plot.min.js")

@@ -22,7 +22,7 @@ from scalewise.reporting.figures import draw_bars, draw_epochs, draw_scaling, dr
 from scalewise.reporting.finding import ExperimentResult, Finding, devices_text, listed, write_markdown
 from scalewise.reporting.html_page import FILE_NAME, write_page
 from scalewise.reporting.page_cells import WorkloadOutline, predict_cells
-from scalewise.reporting.page_document import Page, page_of_experiment, page_of_measurements, with_cells
+from scalewise.reporting.page_json import Page, page_of_experiment, page_of_measurements, with_cells
 from scalewise.reporting.series import Cell, Series, place_key, series_of, series_strategy
 from scalewise.reporting.speedups import Speedup, best_speedups, chokes, equality, speedups
 from scalewise.reporting.step_figures import draw_phases, draw_transfer, traffic, transfer_fit

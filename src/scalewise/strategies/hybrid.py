@@ -9,7 +9,14 @@ from typing import ClassVar
 from scalewise.core.errors import UserError
 from scalewise.hardware.collectives import Backend, Collective
 from scalewise.strategies.base import AT_LEAST, IF_NONE, NAMED, Strategy
-from scalewise.strategies.layer_splitting import (
+from scalewise.strategies.mirrored import buckets_of
+from scalewise.strategies.partitioning import check_cut
+from scalewise.strategies.pipeline import Pipeline
+from scalewise.strategies.plan import Footprint, Plan, PlanBuilder, split
+from scalewise.strategies.rank_memory import LayerMemories, RankMemory, TrainingRun, weights_of
+from scalewise.strategies.stage_plan import StagesPlan, schedule_of
+from scalewise.strategies.tensor import Tensor
+from scalewise.strategies.tensor_splitting import (
     LayerSplit,
     Pass,
     Sum,
@@ -18,13 +25,6 @@ from scalewise.strategies.layer_splitting import (
     part_bytes,
     split_layer_calls,
 )
-from scalewise.strategies.mirrored import buckets_of
-from scalewise.strategies.partitioning import check_cut
-from scalewise.strategies.pipeline import Pipeline
-from scalewise.strategies.plan import Footprint, Plan, PlanBuilder, split
-from scalewise.strategies.rank_memory import LayerMemories, RankMemory, TrainingRun, weights_of
-from scalewise.strategies.stage_plan import StagesPlan, schedule_of
-from scalewise.strategies.tensor import Tensor
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from scalewise.strategies.layer_splitting import LayerSplit
 from scalewise.strategies.plan import Section
 from scalewise.strategies.rank_memory import (
     BytesByLayer,
@@ -20,6 +19,7 @@ from scalewise.strategies.rank_memory import (
     weights_of,
 )
 from scalewise.strategies.stage_plan import Work, most_under_way
+from scalewise.strategies.tensor_splitting import LayerSplit
 
 
 @dataclass(frozen=True)

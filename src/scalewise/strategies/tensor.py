@@ -8,7 +8,10 @@ from typing import ClassVar
 
 from scalewise.hardware.collectives import Backend, Collective
 from scalewise.strategies.base import Strategy
-from scalewise.strategies.layer_splitting import (
+from scalewise.strategies.plan import Footprint, Plan, PlanBuilder, SplittableLayer
+from scalewise.strategies.rank_memory import LayerMemories, RankMemory, TrainingRun
+from scalewise.strategies.stage_memory import memory_of_part
+from scalewise.strategies.tensor_splitting import (
     LayerSplit,
     backward_pass,
     declared_splits,
@@ -17,9 +20,6 @@ from scalewise.strategies.layer_splitting import (
     part_bytes,
     split_layer_calls,
 )
-from scalewise.strategies.plan import Footprint, Plan, PlanBuilder, SplittableLayer
-from scalewise.strategies.rank_memory import LayerMemories, RankMemory, TrainingRun
-from scalewise.strategies.stage_memory import memory_of_part
 
 
 @dataclass(frozen=True)

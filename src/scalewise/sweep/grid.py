@@ -102,8 +102,8 @@ class Axes:
             raise UserError("nothing to measure; name a workload and a strategy: linear --strategy ring")
         if 1 not in self.devices and all(strategy.reference for strategy in self.strategies):
             raise UserError(
-                f"{self.strategies[0].name} runs on one device, but --devices is {self.devices[0]}; use --devices 1, or "
-                "another --strategy"
+                f"{self.strategies[0].name} runs on one device, but --devices is {self.devices[0]}; use --devices 1 "
+                "or another --strategy"
             )
         if max(self.hosts) > 1 and not self.links:
             raise UserError(f"--hosts {max(self.hosts)} emulates hosts, which need a link speed; add --link 1gbit")

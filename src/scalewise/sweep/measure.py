@@ -19,8 +19,8 @@ from scalewise.data.dataset import DataRequest
 from scalewise.formats.store import NO_GRAPH, Environment, Measurement, Protocol, Status, Store
 from scalewise.launch.devices import settle
 from scalewise.launch.emulated_hosts import parse_link
-from scalewise.launch.failure import from_exception
 from scalewise.launch.placement import Placement, under_torchrun
+from scalewise.launch.rank_failure import from_exception
 from scalewise.launch.real_hosts import assign, real_hosts
 from scalewise.models.catalogue import named
 from scalewise.models.describe import describe

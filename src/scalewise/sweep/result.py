@@ -18,7 +18,7 @@ from scalewise.reporting.series import baseline_of
 from scalewise.strategies.registry import REFERENCE, is_reference, written
 
 if TYPE_CHECKING:
-    from scalewise.reporting.page_document import Page
+    from scalewise.reporting.page_json import Page
 
 COLUMNS = (
     "strategy",

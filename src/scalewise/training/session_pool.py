@@ -13,8 +13,8 @@ import torch
 
 from scalewise.core.errors import RunFailed, UserError
 from scalewise.launch.existing_processes import InProcess, TorchrunSession
+from scalewise.launch.parameter_server_session import ServedSession
 from scalewise.launch.placement import Placement, under_torchrun
-from scalewise.launch.server_session import ServedSession
 from scalewise.launch.session import Session
 from scalewise.strategies.base import SessionKind, Strategy
 from scalewise.strategies.registry import STANDARD

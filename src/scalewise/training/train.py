@@ -28,9 +28,9 @@ from scalewise.core.training_options import (
 )
 from scalewise.data.dataset import DataRequest
 from scalewise.formats.train_result import BytesPerStep, TrainResult
+from scalewise.launch.parameter_server_session import ServedSession
 from scalewise.launch.placement import Placement, under_torchrun
 from scalewise.launch.real_hosts import real_hosts
-from scalewise.launch.server_session import ServedSession
 from scalewise.models.catalogue import named
 from scalewise.models.describe import describe
 from scalewise.models.given_workload import given_workload

@@ -23,7 +23,7 @@ from scalewise.reporting.html_page import PagedResult
 from scalewise.tuning.code_lines import code_lines
 
 if TYPE_CHECKING:
-    from scalewise.reporting.page_document import Page
+    from scalewise.reporting.page_json import Page
 
 BAR_CHARACTERS = 24
 """Length of the bar of the slowest trial."""
@@ -283,7 +283,7 @@ class TuneResult(PagedResult):
         }
 
     def page(self) -> Page:
-        from scalewise.reporting.page_document import page_of_tuning
+        from scalewise.reporting.page_json import page_of_tuning
 
         return page_of_tuning(self.to_json())
 

@@ -22,7 +22,7 @@ from scalewise.core.errors import (
     UserError,
     UsersCodeFailed,
 )
-from scalewise.launch.failure import first_cause, from_exception, from_exit, from_hang, to_exception
+from scalewise.launch.rank_failure import first_cause, from_exception, from_exit, from_hang, to_exception
 from scalewise.runtime.device_memory import DeviceFull
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"

@@ -17,8 +17,8 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from scalewise.core.errors import Kind, RankFailed
 from scalewise.launch.devices import settle
-from scalewise.launch.failure import SYMPTOMS
 from scalewise.launch.placement import Placement, RankGroup
+from scalewise.launch.rank_failure import SYMPTOMS
 from scalewise.launch.session import Session, SharedResources, prepare_resources
 from scalewise.launch.task_results import OnReport
 from scalewise.launch.worker import SHARED_PREFIX, Worker

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from scalewise.core.errors import UserError
-from scalewise.strategies.layer_splitting import (
+from scalewise.strategies.plan import Footprint, Section, SplittableLayer, units_of
+from scalewise.strategies.registry import strategy_of
+from scalewise.strategies.tensor_splitting import (
     NARROW,
     LayerSplit,
     backward_pass,
@@ -16,8 +18,6 @@ from scalewise.strategies.layer_splitting import (
     forward_pass,
     part_bytes,
 )
-from scalewise.strategies.plan import Footprint, Section, SplittableLayer, units_of
-from scalewise.strategies.registry import strategy_of
 
 
 def _matrix(name: str, role: Any, columns: int, rows: int, source: int, **more: Any) -> SplittableLayer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalewise.launch.server_session import GRACE_SECONDS, HeartbeatMonitor
+from scalewise.launch.parameter_server_session import GRACE_SECONDS, HeartbeatMonitor
 
 DEADLINE_SECONDS = 60 + GRACE_SECONDS
 
