@@ -19,6 +19,7 @@ from torch import Tensor
 from scalewise.core.statistics import low_quantile
 from scalewise.engines.communication import Wire
 from scalewise.launch.worker import Worker
+from scalewise.runtime.exchange import all_gather_values
 from scalewise.runtime.process_settings import let_senders_finish
 from scalewise.runtime.ring_all_reduce import RingAllReduce
 
@@ -218,8 +219,7 @@ def read_clock(worker: Worker) -> ClockReading:
     Ranks on one machine share a clock and need no pings, also if they are on different emulated hosts.
     """
     group = dist.new_group(backend="gloo")
-    kernels: list[object] = [None] * worker.world
-    dist.all_gather_object(kernels, BOOT.read_text() if BOOT.exists() else platform.node(), group)
+    kernels = all_gather_values(BOOT.read_text() if BOOT.exists() else platform.node(), group)
     if len(set(kernels)) == 1:
         return ClockReading(perf_counter(), 0.0)
     let_senders_finish()
