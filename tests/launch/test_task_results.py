@@ -115,3 +115,15 @@ def test_an_error_of_the_users_code_on_all_ranks_is_bad_input(ranks: Ranks) -> N
         ranks.send(rank, "failure", from_exception(rank, UsersCodeFailed("KeyError: 'weights'", LINE)))
     with pytest.raises(UsersCodeFailed, match=r"^model.py:5: KeyError: 'weights'$"):
         gather(ranks)
+
+
+def test_ranks_may_start_far_apart_whatever_the_timeout(ranks: Ranks) -> None:
+    """On a busy machine a rank can start seconds after another, even if a hung rank fails the run after a moment."""
+    collector = ResultCollector(ranks, ranks.launcher_ends, 0.05, RankGroup(3))  # type: ignore[arg-type]
+    collector.allow_start(60.0)
+    ranks.send(0, "result", "first")
+    ranks.send(1, "result", "second")
+    late = Timer(0.5, ranks.send, (2, "result", "third"))
+    late.start()
+    assert collector.gather() == ["first", "second", "third"]
+    late.join()

@@ -108,7 +108,7 @@ class Session:
                 self._agent, rank_ends = Agent(resources.store, setup), setup.channels
             stack.callback(self._end_ranks, self._agent)
             collector = ResultCollector(self._agent, self._channels, self.placement.timeout_seconds, self._group)
-            collector.set_deadline(START_SECONDS)
+            collector.allow_start(START_SECONDS)
             collector.gather()
             # Only the rank may keep its end of the pipe open, so that the channel closes when the rank ends.
             for channel in rank_ends:

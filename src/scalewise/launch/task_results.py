@@ -56,6 +56,8 @@ class ResultCollector:
         self._deadline: float | None = None
         self._allowed_seconds = timeout_seconds
         """Seconds allowed until the current deadline, for the message."""
+        self._least_seconds = 0.0
+        """Shortest time that ranks get after the first result of another."""
         self._waiting: set[int] = set()
         """Ranks that have reported that they wait for the others to join."""
 
@@ -75,6 +77,11 @@ class ResultCollector:
         if self._failures:
             raise to_exception(self._cause())
         return [self._results[rank] for rank in range(len(self._channels))]
+
+    def allow_start(self, seconds: float) -> None:
+        """Give ranks this time to start, and at least MIN_JOIN_SECONDS after the first of them has started."""
+        self._least_seconds = MIN_JOIN_SECONDS
+        self.set_deadline(seconds)
 
     def set_deadline(self, seconds: float) -> None:
         """Set a deadline for the first message."""
@@ -115,7 +122,8 @@ class ResultCollector:
         elif on_report is not None:
             on_report(rank, value)
         if self._results and not self._failures and not self._gone:
-            self.set_deadline(max(self._timeout_seconds, MIN_JOIN_SECONDS if self._waiting else 0.0))
+            least_seconds = MIN_JOIN_SECONDS if self._waiting else self._least_seconds
+            self.set_deadline(max(self._timeout_seconds, least_seconds))
 
     def _shorten_deadline(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
