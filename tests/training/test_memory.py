@@ -66,7 +66,9 @@ def check(
     memory = memory_of(request, session.placement, session.run(train_task, request))
     assert len(memory.planned_by_rank) == session.placement.devices
     measured = [nbytes or 0 for nbytes in memory.measured_by_rank]
-    for _ in range(TRIES if name == "sharded" else 0):
+    for _ in range(TRIES):
+        if memory.planned_by_rank == pytest.approx(measured, rel=WITHIN):
+            break
         # gloo's threads sometimes free a buffer late, which then counts twice on a rank; rarely on the same rank again
         again = memory_of(request, session.placement, session.run(train_task, request)).measured_by_rank
         measured = [min(first, second or 0) for first, second in zip(measured, again, strict=True)]
