@@ -39,7 +39,7 @@ def command() -> None:
     happened["reports"] = sorted(reports)
     with Session(Placement(3, "cpu", timeout_seconds=20)) as session:
         happened["raised"] = _failure(lambda: session.run(tasks.fail_on, 2, "raise"))
-    with Session(Placement(3, "cpu", timeout_seconds=1)) as session:
+    with Session(Placement(3, "cpu", timeout_seconds=8)) as session:
         happened["hung"] = _failure(lambda: session.run(tasks.fail_on, 2, "hang"))
     with Session(Placement(3, "cpu", timeout_seconds=20)) as session:
         agent = _agent_of(session.run(tasks.where)[2]["pid"])

@@ -117,4 +117,6 @@ def test_every_rank_runs_the_task_and_only_the_main_rank_prints(tmp_path: Path) 
 def test_the_other_ranks_name_a_killed_one(hosts: str, message: str, tmp_path: Path) -> None:
     result = torchrun(tmp_path, "kill", hosts)
     assert result.returncode == 1
-    assert message in result.stderr.splitlines(), result.stderr
+    # The signal is known once torchrun has collected the process; on a busy machine the others may end before that.
+    known_later = message.replace("was killed (signal 9)", "ended without a result")
+    assert {message, known_later} & set(result.stderr.splitlines()), result.stderr

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from contextlib import ExitStack
 from queue import Queue
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -113,6 +114,9 @@ def test_silent_strangers_neither_delay_others_nor_pile_up() -> None:
             stranger.settimeout(20)
             while stranger.recv(4096):
                 pass
+        deadline = monotonic() + 20
+        while threading.active_count() - threads > 256 + 2 and monotonic() < deadline:
+            threading.Event().wait(0.05)  # threads of ended connections end a moment later
         assert threading.active_count() - threads <= 256 + 2
 
 
@@ -163,7 +167,7 @@ class TestTwoHosts:
         [
             ("killed", "rank 2 on {} (host 1) was killed (signal 9)"),
             ("raised", "ValueError: learning rate is not a number"),
-            ("hung", "rank 2 on {} (host 1) did not answer within 1 s"),
+            ("hung", "rank 2 on {} (host 1) did not answer within 8 s"),
             ("lost", "rank 2 on {} (host 1) was lost: the connection to {} (host 1) broke"),
             ("too few", "3 devices need 3 ranks and 2 remain, because a host was lost: {} (host 1)"),
         ],
