@@ -37,6 +37,8 @@ demo: $(READY)  ## the 2020 study on this machine in 3 minutes: which model gain
 test: $(READY)  ## all tests, with real processes, sockets and namespaces: several minutes
 	@$(BIN)/pytest -m "not serial and not compiled" --numprocesses $(TEST_PROCESSES) \
 		--dist loadscope --no-loadscope-reorder; side_by_side=$$?; \
+		if [ $$side_by_side -eq 1 ]; then echo "Running the failed tests once more, alone on the machine"; \
+			$(BIN)/pytest -m "not serial and not compiled" --last-failed --last-failed-no-failures none; side_by_side=$$?; fi; \
 		$(BIN)/pytest -m serial && exit $$side_by_side
 
 test-fast: $(READY)  ## tests that start no processes: a minute
